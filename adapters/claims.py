@@ -6,7 +6,7 @@ an attempt by creating the file before the payload does. So an attempt that may 
 reached its manager is either shown to have started or can never start. When the payload ends, its
 exit code and time are appended to the claim: evidence where the manager has forgotten the task.
 
-    fence_dir/             mode 0711, the daemon's: nobody else creates or lists anything
+    fence_dir/             mode 0711, the daemon's: no other account creates or lists anything
       jobs-17/             mode 0711, the daemon's: the dispatches of jobs 17000 to 17999
         claims-<secret>/   mode 1733, the daemon's: one dispatch
           task.<index>     of the job's owner (started) or the daemon (revoked)
@@ -168,8 +168,8 @@ def _token_lines(submission: Submission) -> list[str]:
     """Return lines of sh in which a task makes a token and registers it; see `JobToken`.
 
     The token is in a file of its own, on the node. Its digest is the name of a folder beside the
-    claim. Nobody else can make a folder that belongs to the owner, nor link or move one there, if
-    its mode lets nobody else write. The token is in no argument and in no variable.
+    claim. Another account cannot make a folder that belongs to the owner, nor link or move such a
+    folder there, if its mode lets only the owner write. The token is in no argument or variable.
     """
     parts = (submission.tag, "${METASCHED_TASK:-0}", key_of(submission.fence))
     return [
@@ -193,7 +193,7 @@ def _token_lines(submission: Submission) -> list[str]:
 def has_registered(claim: TaskClaim, digest: str) -> bool:
     """Return whether the payload of a task has registered the digest of a token.
 
-    Raises FenceError if that cannot be told.
+    Raises FenceError if that is unknown.
     """
     owner = _owner_uid(claim)
     with _claim_errors(fence_dir_of(claim)), _claim_folder(claim) as folder:
@@ -394,12 +394,12 @@ def _set_foreign_entry_aside(fence: int, group: str) -> None:
             os.rename(group, aside, src_dir_fd=fence, dst_dir_fd=fence)
 
 
-def _require_owner(status: os.stat_result, place: str) -> None:
+def _require_owner(status: os.stat_result, path: str) -> None:
     """Raise FenceError unless the daemon's account owns the folder."""
     if status.st_uid != os.geteuid():
         owner, daemon = _account_name(status.st_uid), _account_name(os.geteuid())
         fix = f"`chown {daemon}` it; {_MAPPED_ACCOUNTS}"
-        raise FenceError(f"{place} belongs to {owner}, not to the daemon's account {daemon}", fix)
+        raise FenceError(f"{path} belongs to {owner}, not to the daemon's account {daemon}", fix)
 
 
 def _account_name(uid: int) -> str:

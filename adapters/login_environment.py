@@ -42,9 +42,9 @@ def with_login_environment(submission: Submission) -> Submission:
         *exec_lines(payload.script),
         "",
     ]
-    kept = {name: variables[name] for name in (*identity, *names)}
+    environment = {name: variables[name] for name in (*identity, *names)}
     return structs.replace(
         submission,
-        payload=replace(payload, script="\n".join(lines), environment=kept),
+        payload=replace(payload, script="\n".join(lines), environment=environment),
         login=False,
     )

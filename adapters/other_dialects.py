@@ -1,7 +1,7 @@
 """Variables of Grid Engine and PBS for scripts in these dialects, on clusters of any kind. Pure.
 
-Lines of sh before the script set them: only the node knows where the job runs. They find the hosts
-in the variables of Slurm or Grid Engine; elsewhere the job has one host.
+Lines of sh before the script set them: only the node knows where the job runs. They read the hosts
+from the variables of Slurm or Grid Engine; elsewhere the job has a single host.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _file_lines(variable: str, program: str) -> list[str]:
 
 def _exports(values: dict[str, str]) -> list[str]:
     """Return lines that export variables; the values are words of sh."""
-    return [f"export {name}={word}" for name, word in values.items()]
+    return [f"export {name}={value}" for name, value in values.items()]
 
 
 def _gridengine_lines(submission: Submission, cluster: str, bin_dir: str) -> list[str]:
@@ -112,7 +112,7 @@ def _gridengine_lines(submission: Submission, cluster: str, bin_dir: str) -> lis
         # Grid Engine's own are right; others were inherited from the submission
         f'[ -n "$SGE_JOB_SPOOL_DIR" ] || unset PE PE_HOSTFILE RESTARTED {" ".join(by_manager)}',
         *_host_lines(submission, bin_dir, "cpus"),
-        *(f": ${{{name}:={word}}}" for name, word in by_manager.items()),
+        *(f": ${{{name}:={own_value}}}" for name, own_value in by_manager.items()),
         f"export {' '.join(by_manager)}",
         *_exports(values),
     ]

@@ -28,8 +28,8 @@ _PLAN_IN_ORDER = select(
         for name in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "jit")
     )
 )
-# seconds by which a record may be stored late, or the clock may have been set back, so that
-# `until` still finds it
+# most seconds that a record may be stored late, or that the clock may have been set back, if
+# `until` is to find the record
 MAX_LAG = 3600.0
 
 
@@ -105,7 +105,7 @@ def last_id(connection: Connection, visible_to: str | None = None) -> int:
 
 def read_page(
     connection: Connection,
-    wanted: AuditFilter,
+    audit_filter: AuditFilter,
     span: tuple[int, int],
     limit: int,
     *,
@@ -118,8 +118,8 @@ def read_page(
     if connection.dialect.name == "postgresql":
         connection.execute(_PLAN_IN_ORDER)  # for this transaction
     ranges: list[Iterator[dict[str, Any]]] = []
-    for condition in _index_ranges(wanted):
-        query = _in_span(select(audit).where(*condition), wanted, span)
+    for condition in _index_ranges(audit_filter):
+        query = _in_span(select(audit).where(*condition), audit_filter, span)
         order = audit.c.id.desc() if newest else audit.c.id
         rows = connection.execute(query.order_by(order).limit(limit)).mappings().all()
         ranges.append(map(dict, rows))
@@ -128,41 +128,41 @@ def read_page(
     return page[::-1] if newest else page
 
 
-def _in_span(query: Select[Any], wanted: AuditFilter, span: tuple[int, int]) -> Select[Any]:
+def _in_span(query: Select[Any], audit_filter: AuditFilter, span: tuple[int, int]) -> Select[Any]:
     lowest, last = span[0] + 1, span[1]
-    if wanted.since is not None:
-        lowest = max(lowest, first_id(wanted.since))  # no id is below its time
-        query = query.where(audit.c.time >= wanted.since)
-    if wanted.until is not None:
-        last = min(last, first_id(wanted.until + MAX_LAG))
-        query = query.where(audit.c.time < wanted.until)
+    if audit_filter.since is not None:
+        lowest = max(lowest, first_id(audit_filter.since))  # no id is below its time
+        query = query.where(audit.c.time >= audit_filter.since)
+    if audit_filter.until is not None:
+        last = min(last, first_id(audit_filter.until + MAX_LAG))
+        query = query.where(audit.c.time < audit_filter.until)
     return query.where(audit.c.id >= lowest, audit.c.id <= last)
 
 
-def _index_ranges(wanted: AuditFilter) -> Iterator[list[ColumnElement[bool]]]:
+def _index_ranges(audit_filter: AuditFilter) -> Iterator[list[ColumnElement[bool]]]:
     """Yield conditions of disjoint ranges: the first column is that of an index, others are not.
 
     A job has few records and a user some; so an index of those is read if possible.
     """
-    user, visible_to = wanted.user, wanted.visible_to
+    user, visible_to = audit_filter.user, audit_filter.visible_to
     equal: list[tuple[Column[Any], Any]] = [
         (column, value)
         for column, value in (
-            (audit.c.job, wanted.job),
-            (audit.c.cluster, wanted.cluster),
-            (audit.c.kind, wanted.kind),
+            (audit.c.job, audit_filter.job),
+            (audit.c.cluster, audit_filter.cluster),
+            (audit.c.kind, audit_filter.kind),
         )
         if value is not None
     ]
-    if wanted.job is not None:
+    if audit_filter.job is not None:
         owner, actor = audit.c.owner + "", audit.c.actor + ""  # no index of these is read
-        others = [] if user is None else [or_(owner == user, actor == user)]
+        by_other_fields = [] if user is None else [or_(owner == user, actor == user)]
         if visible_to is not None:
-            others.append(owner == visible_to)
+            by_other_fields.append(owner == visible_to)
         (column, value), rest = equal[0], equal[1:]
-        yield [column == value, *_unindexed(rest), *others]
+        yield [column == value, *_unindexed(rest), *by_other_fields]
     elif visible_to is not None:
-        # records of others' acts on nobody's things are public, but not that they acted
+        # records of others' acts on things without owner are public, but the actor is not
         owners = (visible_to, PUBLIC) if user is None else (visible_to,)
         for name in owners:
             yield [audit.c.owner == name, *_unindexed(equal)]

@@ -251,8 +251,8 @@ def _with_known_account(connection: Connection, key: UseKey) -> UseKey:
     if not key.account:
         return key
     values = {"k_day": key.day, "k_user": key.user}
-    known = set(connection.execute(_ACCOUNTS, values).scalars())
-    if key.account in known or len(known) < MAX_ACCOUNTS:
+    accounts = set(connection.execute(_ACCOUNTS, values).scalars())
+    if key.account in accounts or len(accounts) < MAX_ACCOUNTS:
         return key
     return key._replace(account=OTHER)
 
@@ -620,7 +620,7 @@ def find_missing(
     """
     waiting: list[tuple[int, int]] = []  # a heap of (last day, index of the demand)
     ordered = sorted(demands)
-    left = [demands[days] for days in ordered]
+    open_demands = [demands[days] for days in ordered]
     begun = 0
     for day in sorted(supply):
         while begun < len(ordered) and ordered[begun][0] <= day:
@@ -630,11 +630,11 @@ def find_missing(
         while waiting and available > 0.0:
             last, index = waiting[0]
             if last >= day:
-                taken = min(available, left[index])
+                taken = min(available, open_demands[index])
                 available -= taken
-                left[index] -= taken
-            if last < day or left[index] <= 0.0:
+                open_demands[index] -= taken
+            if last < day or open_demands[index] <= 0.0:
                 heapq.heappop(waiting)
-    for (first, last), amount in zip(ordered, left, strict=True):
+    for (first, last), amount in zip(ordered, open_demands, strict=True):
         if amount > tolerance:
             yield first, last, amount

@@ -7,8 +7,8 @@ same however many rows are stored; it may be short although another page follows
 Job and index of a task never change. So a row that passes the filter while its pages are read is on
 exactly one page, whatever begins or ends meanwhile.
 
-Tasks in runs (`task_runs`) get their rows here. A page reads the runs first: a task that leaves one
-meanwhile is in the table then, and its row there counts.
+Tasks in runs (`task_runs`) get their rows here. A page reads the runs first: a task that leaves its
+run meanwhile is in the table then, and its row there counts.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class TaskFilter:
     @property
     def needs_comparison(self) -> bool:
         """Whether there are conditions that no index serves."""
-        others = (self.since, self.cluster, self.reason, self.licence)
-        return bool(self.states) or any(condition is not None for condition in others)
+        other_filters = (self.since, self.cluster, self.reason, self.licence)
+        return bool(self.states) or any(condition is not None for condition in other_filters)
 
     @property
     def task_states(self) -> frozenset[str]:
-        """The states of tasks that may pass: one that an attempt alone has is a failure."""
+        """The states of tasks that may pass: a state that only attempts have is a failure."""
         return frozenset(State.FAILED if s in _OF_ATTEMPTS else s for s in self.states)
 
     def _has_state(self) -> ColumnElement[bool]:
@@ -150,7 +150,7 @@ class JobPage:
 
 def read_page(
     connection: Connection,
-    wanted: TaskFilter,
+    task_filter: TaskFilter,
     after: TaskId = BEFORE_ALL,
     limit: int = 10_000,
     with_runs: bool = True,
@@ -165,19 +165,23 @@ def read_page(
     """
     if connection.dialect.name == "postgresql":
         connection.execute(PLAN_BY_INDEX)  # for this transaction
-    if wanted.named is None:
-        runs, until = _page_of_runs(connection, wanted, after, limit) if with_runs else ([], None)
-        page = _read_from(connection, wanted, _indexed_tasks(wanted, after), limit, columns)
+    if task_filter.named is None:
+        runs, until = (
+            _page_of_runs(connection, task_filter, after, limit) if with_runs else ([], None)
+        )
+        page = _read_from(
+            connection, task_filter, _indexed_tasks(task_filter, after), limit, columns
+        )
         return _with_runs(page, runs, limit, fold, until)
     rows: list[dict[str, Any]] = []
     examined = 0
-    selectors = _selectors_after(wanted.named, after)
+    selectors = _selectors_after(task_filter.named, after)
     for first in range(0, len(selectors), SELECTORS_PER_QUERY):
         portion = selectors[first : first + SELECTORS_PER_QUERY]
         remaining = limit - len(rows)
         named = _indices_by_job(portion)
-        runs = _listed_runs(connection, wanted, after, named) if with_runs else []
-        page = _read_from(connection, wanted, _named_tasks(portion, after), remaining, columns)
+        runs = _listed_runs(connection, task_filter, after, named) if with_runs else []
+        page = _read_from(connection, task_filter, _named_tasks(portion, after), remaining, columns)
         page = _with_runs(page, runs, remaining, fold)
         rows += page.rows
         examined += len(portion)
@@ -191,17 +195,17 @@ def read_page(
     return JobPage(rows, None)
 
 
-def read_runs(connection: Connection, wanted: TaskFilter) -> list[ListedRun]:
+def read_runs(connection: Connection, task_filter: TaskFilter) -> list[ListedRun]:
     """Return all runs with tasks that pass a filter, in no order."""
-    if wanted.named is None:
-        return _listed_runs(connection, wanted, BEFORE_ALL)
-    selectors = _selectors_after(wanted.named, BEFORE_ALL)
+    if task_filter.named is None:
+        return _listed_runs(connection, task_filter, BEFORE_ALL)
+    selectors = _selectors_after(task_filter.named, BEFORE_ALL)
     return [
         run
         for first in range(0, len(selectors), SELECTORS_PER_QUERY)
         for run in _listed_runs(
             connection,
-            wanted,
+            task_filter,
             BEFORE_ALL,
             _indices_by_job(selectors[first : first + SELECTORS_PER_QUERY]),
         )
@@ -209,14 +213,14 @@ def read_runs(connection: Connection, wanted: TaskFilter) -> list[ListedRun]:
 
 
 def _page_of_runs(
-    connection: Connection, wanted: TaskFilter, after: TaskId, limit: int
+    connection: Connection, task_filter: TaskFilter, after: TaskId, limit: int
 ) -> tuple[list[ListedRun], TaskId | None]:
-    """Return runs with tasks after a task, and the position up to which these are all.
+    """Return runs with tasks after a task, and the position until which the list is complete.
 
     None: all later tasks. The runs of a job may overlap, so they are read together.
     """
-    runs = _listed_runs(connection, wanted, after, {after[0]: None})
-    later = _listed_runs(connection, wanted, (after[0], LAST_INDEX), limit=limit)
+    runs = _listed_runs(connection, task_filter, after, {after[0]: None})
+    later = _listed_runs(connection, task_filter, (after[0], LAST_INDEX), limit=limit)
     if len(later) < limit:
         return runs + later, None
     last_job = max(run.row["job"] for run in later)
@@ -225,35 +229,35 @@ def _page_of_runs(
 
 def _listed_runs(
     connection: Connection,
-    wanted: TaskFilter,
+    task_filter: TaskFilter,
     after: TaskId,
     named: IndicesByJob | None = None,
     limit: int | None = None,
 ) -> list[ListedRun]:
     """Return the runs with tasks after a task that pass a filter, the first `limit` by job."""
-    if wanted.cluster is not None:
+    if task_filter.cluster is not None:
         return []
-    if wanted.states and _RUN_STATES.isdisjoint(wanted.states):
+    if task_filter.states and _RUN_STATES.isdisjoint(task_filter.states):
         return []
     conditions: list[ColumnElement[bool]] = []
-    if wanted.user is not None:
-        conditions.append(task_run.c.user == wanted.user)
-    if wanted.states:
-        conditions.append(task_run.c.state.in_(list(wanted.states)))
-    if wanted.since is not None:
-        conditions.append(job.c.submitted >= wanted.since)
-    if wanted.reason is not None:
-        conditions.append(_has_reason(task_run.c.reason, wanted.reason))
-    if wanted.licence is not None:
-        conditions.append(_requests_licence(wanted.licence))
+    if task_filter.user is not None:
+        conditions.append(task_run.c.user == task_filter.user)
+    if task_filter.states:
+        conditions.append(task_run.c.state.in_(list(task_filter.states)))
+    if task_filter.since is not None:
+        conditions.append(job.c.submitted >= task_filter.since)
+    if task_filter.reason is not None:
+        conditions.append(_has_reason(task_run.c.reason, task_filter.reason))
+    if task_filter.licence is not None:
+        conditions.append(_requests_licence(task_filter.licence))
     ended = task_run.c.ended
     kinds: list[list[ColumnElement[bool]]] = [[]]
     # a cancelled run has no reason: a page looks for reasons among open runs alone
-    only_open = wanted.only_open or wanted.reason is not None
-    if only_open or wanted.ended_since is not None:
+    only_open = task_filter.only_open or task_filter.reason is not None
+    if only_open or task_filter.ended_since is not None:
         kinds = [[ended.is_(None)]]
-    if wanted.ended_since is not None and not only_open:
-        kinds.append([ended >= wanted.ended_since])
+    if task_filter.ended_since is not None and not only_open:
+        kinds.append([ended >= task_filter.ended_since])
     runs = [
         task_runs.listed(connection, [*conditions, *kind], after, limit, named) for kind in kinds
     ]
@@ -287,8 +291,8 @@ def _with_runs(
                 part = part[: bisect_right(part, last[1])]
             if not part or (last is not None and row["job"] > last[0]):
                 return JobPage(rows, last)
-            found = {**row, "task_index": part[0]}
-            rows.append(found | {"folded": part} if len(part) > 1 else found)
+            task_row = {**row, "task_index": part[0]}
+            rows.append(task_row | {"folded": part} if len(part) > 1 else task_row)
             if len(rows) == limit:
                 return JobPage(rows, (row["job"], part[-1]))
     return JobPage(rows, last)
@@ -311,7 +315,7 @@ def _indices_by_job(selectors: Iterable[TaskSelector]) -> IndicesByJob:
 
 def _read_from(
     connection: Connection,
-    wanted: TaskFilter,
+    task_filter: TaskFilter,
     sources: Sequence[TaskIds],
     limit: int,
     columns: Columns | None,
@@ -321,18 +325,18 @@ def _read_from(
         return JobPage([], None)
     boundary = None
     count = limit
-    if wanted.needs_comparison:
+    if task_filter.needs_comparison:
         count = MAX_EXAMINED
         last = _first_tasks(sources, count).offset(count - 1).limit(1)
         boundary = connection.execute(last).first()
-    found = _first_tasks(sources, count).limit(count).subquery("found")
+    first_ids = _first_tasks(sources, count).limit(count).subquery("found")
     query = (
         select(*(_STATUS_COLUMNS if columns is None else columns))
-        .select_from(found)
-        .join(task, and_(_job_id == found.c.job, _index == found.c.task_index))
+        .select_from(first_ids)
+        .join(task, and_(_job_id == first_ids.c.job, _index == first_ids.c.task_index))
         .join(job, job.c.id == _job_id)
         .outerjoin(attempt, _IS_LAST_ATTEMPT)
-        .where(*_conditions_after(found, wanted, connection.dialect.name))
+        .where(*_conditions_after(first_ids, task_filter, connection.dialect.name))
         .order_by(_job_id, _index)
         .limit(limit)
     )
@@ -343,41 +347,41 @@ def _read_from(
 
 
 def _conditions_after(
-    found: Subquery, wanted: TaskFilter, dialect: str
+    first_ids: Subquery, task_filter: TaskFilter, dialect: str
 ) -> Iterator[ColumnElement[bool]]:
     """Yield the conditions of a filter, compared with found tasks alone.
 
     PostgreSQL expects few tasks with a rare state or reason, and would read all tasks to find these
-    first. So there the conditions depend on `found`.
+    first. So there the conditions depend on `first_ids`.
     """
-    for condition in wanted.conditions():
+    for condition in task_filter.conditions():
         if dialect == "postgresql":
-            yield case((found.c.job >= 0, condition), else_=false())
+            yield case((first_ids.c.job >= 0, condition), else_=false())
         else:
             yield condition
 
 
 def _first_tasks(sources: Sequence[TaskIds], count: int) -> TaskIds:
     """Return a query of the first tasks of several ordered queries, which share no task."""
-    found = union_all(*(select(source.limit(count).subquery()) for source in sources)).subquery()
-    return select(found.c.job, found.c.task_index).order_by(found.c.job, found.c.task_index)
+    ids = union_all(*(select(source.limit(count).subquery()) for source in sources)).subquery()
+    return select(ids.c.job, ids.c.task_index).order_by(ids.c.job, ids.c.task_index)
 
 
-def _indexed_tasks(wanted: TaskFilter, after: TaskId) -> list[TaskIds]:
+def _indexed_tasks(task_filter: TaskFilter, after: TaskId) -> list[TaskIds]:
     """Return queries that together give the tasks after `after`, each by an index."""
-    finals = FINAL & wanted.task_states
-    wants_open = not wanted.states or len(finals) < len(wanted.task_states)
-    wants_ended = not wanted.only_open and (not wanted.states or bool(finals))
-    if wants_ended and wanted.ended_since is None:
-        return _all_tasks(wanted.user, after)
-    of_user = [] if wanted.user is None else [task.c.user == wanted.user]
+    finals = FINAL & task_filter.task_states
+    wants_open = not task_filter.states or len(finals) < len(task_filter.task_states)
+    wants_ended = not task_filter.only_open and (not task_filter.states or bool(finals))
+    if wants_ended and task_filter.ended_since is None:
+        return _all_tasks(task_filter.user, after)
+    of_user = [] if task_filter.user is None else [task.c.user == task_filter.user]
     ids, sources = select(_job_id, _index).where(*of_user), []
     if wants_open:
         is_after = tuple_(_job_id, _index) > after
         sources.append(ids.where(task.c.ended.is_(None), is_after).order_by(_job_id, _index))
     if wants_ended:
         is_after = tuple_(*_unindexed) > after
-        ended = ids.where(task.c.ended >= wanted.ended_since, is_after)
+        ended = ids.where(task.c.ended >= task_filter.ended_since, is_after)
         sources.append(ended.order_by(*_unindexed))
     return sources
 

@@ -1,7 +1,7 @@
 """Figures of licences over time, in SQL: samples, and the periods that a plot shows.
 
-A sample holds until the next one of its licence, at most for `MAX_HOLD`: after that nothing is
-known, as while no daemon ran.
+A sample holds until the next sample of its licence, at most for `MAX_HOLD`. After that the use is
+unknown, as while no daemon ran.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metasched.model.licence import LicencePeriod, LicenceSample
 MAX_HOLD: Final = 3000.0  # seconds
 KEPT: Final = 31 * 86400.0  # seconds; daily sums and peaks stay longer
 _time = licence_sample.c.time
-# A number that orders samples by tokens in use, then by leased ones; MAX_TOKENS is below 2**30
+# A number that orders samples by tokens in use, then by leased tokens; MAX_TOKENS is below 2**30
 _BUSIEST: Final = 2**31
 
 
@@ -59,13 +59,13 @@ def read_periods(
     ).first()
     held = None if before is None else _sample(before)
     periods: list[LicencePeriod | None] = []
-    for place in range(number):
-        begin, period = since + place * seconds, None
+    for index in range(number):
+        begin, period = since + index * seconds, None
         if held is not None and begin <= held.time + MAX_HOLD:
             period = LicencePeriod(
                 begin, held.total, held.leased, held.outside, held.free, held.waiting
             )
-        if (row := by_place.get(place)) is not None:
+        if (row := by_place.get(index)) is not None:
             used, leased = divmod(row.busiest, _BUSIEST)
             within = LicencePeriod(begin, row.total, leased, used - leased, row.free, row.waiting)
             period = within if period is None else period.merged(within)
@@ -82,7 +82,7 @@ def _grouped(
     position = (_time - since) / seconds
     if connection.dialect.name == "postgresql":  # whose cast rounds; that of SQLite truncates
         position = func.floor(position)
-    place = cast(position, Integer).label("place")
+    slot = cast(position, Integer).label("place")
     used = columns.leased + columns.outside
     figures: list[ColumnElement[Any]] = [
         func.max(used * _BUSIEST + columns.leased).label("busiest"),
@@ -92,9 +92,9 @@ def _grouped(
         func.max(_time).label("last"),
     ]
     return (
-        select(place, *figures)
+        select(slot, *figures)
         .where(columns.licence == licence, _time >= since, _time < since + number * seconds)
-        .group_by(place)
+        .group_by(slot)
     )
 
 

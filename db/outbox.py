@@ -22,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, in
 
 from metasched.core import notifications
 from metasched.core.events import CoreEvent, Outcome
-from metasched.core.notifications import Beginning, JobChanges
+from metasched.core.notifications import Beginning, JobProgress
 from metasched.db.schema import (
     attempt,
     calendar,
@@ -201,7 +201,7 @@ class Outbox:
                 pending.arrays.setdefault(job_id, (None, event.time))
         return pending
 
-    def _add_ends(self, pending: PendingNotices, changes: JobChanges, time: float) -> None:
+    def _add_ends(self, pending: PendingNotices, changes: JobProgress, time: float) -> None:
         if not changes.ended:
             return
         ended = changes.job
@@ -220,7 +220,7 @@ class Outbox:
         self,
         connection: Connection,
         pending: PendingNotices,
-        changes: JobChanges,
+        changes: JobProgress,
         time: float,
         begun: set[int],
     ) -> None:
@@ -289,11 +289,11 @@ class Outbox:
 
         Those of a receiver with several rows that wait fill up the last of them.
         """
-        wanted = frozenset[str]().union(*self.rules.webhooks.values())
+        subscribed = frozenset[str]().union(*self.rules.webhooks.values())
         encoded = [
             (notice, msgspec.json.encode(notifications.for_webhook(notice)))
             for notice in events
-            if notice.kind in wanted
+            if notice.kind in subscribed
         ]
         rows = []
         for receiver, kinds in self.rules.webhooks.items():

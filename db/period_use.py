@@ -121,13 +121,13 @@ def source(connection: Connection, key: str, days: Range, *, by_day: bool) -> Fr
 
 
 def _sums_of(key: str, periods: Collection[int], gaps: Collection[Range]) -> Subquery:
-    kept = period_use.c
+    stored = period_use.c
     parts = [
         select(
-            kept.first_day.label("day"),
-            kept.name.label(key or "everything"),
-            *(kept[name] for name in SUMS),
-        ).where(kept.key == key, kept.period.in_(sorted(periods)))
+            stored.first_day.label("day"),
+            stored.name.label(key or "everything"),
+            *(stored[name] for name in SUMS),
+        ).where(stored.key == key, stored.period.in_(sorted(periods)))
     ]
     if gaps:
         value = daily_use.c[key] if key else literal(ALL)
@@ -209,16 +209,18 @@ def _marks_among(connection: Connection, periods: Collection[int]) -> set[int]:
 
 def _sum_period(connection: Connection, period: int) -> None:
     """Store the sums of a period, from those of smaller periods, in place of its old sums."""
-    kept = period_use.c
-    connection.execute(delete(period_use).where(kept.key.in_((*KEYS, ALL)), kept.period == period))
+    stored = period_use.c
+    connection.execute(
+        delete(period_use).where(stored.key.in_((*KEYS, ALL)), stored.period == period)
+    )
     days = days_of(period)
     smaller, gaps = cover(_marked(connection, days, by_day=False), days)
     rows_of = {key: _sums_of(key, smaller, gaps) for key in (*KEYS, ALL)}
-    left = MAX_ROWS
+    row_budget = MAX_ROWS
     for rows in rows_of.values():
-        counted = select(literal(1)).select_from(rows).limit(left + 1).subquery()
-        left -= connection.execute(select(func.count()).select_from(counted)).scalar_one()
-        if left < 0:
+        counted = select(literal(1)).select_from(rows).limit(row_budget + 1).subquery()
+        row_budget -= connection.execute(select(func.count()).select_from(counted)).scalar_one()
+        if row_budget < 0:
             return  # without a mark
     for key, rows in rows_of.items():
         name: ColumnElement[Any] = rows.c[key or "everything"]
@@ -246,11 +248,11 @@ def find_mismatches(connection: Connection) -> Iterable[str]:
                 .where(daily_use.c.day.between(*days_of(period)))
                 .group_by(value)
             )
-            kept = select(period_use.c.name, *(period_use.c[name] for name in _COMPARED)).where(
+            stored = select(period_use.c.name, *(period_use.c[name] for name in _COMPARED)).where(
                 period_use.c.key == key, period_use.c.period == period
             )
             sums = {row.name: row[1:] for row in connection.execute(counted)}
-            kept_sums = {row.name: row[1:] for row in connection.execute(kept)}
+            kept_sums = {row.name: row[1:] for row in connection.execute(stored)}
             for name in sorted(sums.keys() | kept_sums.keys()):
                 if not _agree(sums.get(name), kept_sums.get(name)):
                     of_whom = f" of {key} {name}" if key else ""
@@ -258,10 +260,10 @@ def find_mismatches(connection: Connection) -> Iterable[str]:
                     break
 
 
-def _agree(sums: Any, kept: Any) -> bool:
-    if sums is None or kept is None:
+def _agree(sums: Any, stored: Any) -> bool:
+    if sums is None or stored is None:
         return False
     return all(
         abs(float(a) - float(b)) <= 1e-6 * abs(float(a)) + 1e-3
-        for a, b in zip(sums, kept, strict=True)
+        for a, b in zip(sums, stored, strict=True)
     )

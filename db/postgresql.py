@@ -46,7 +46,7 @@ LOCK_KEY = 0x6D736368  # "msch": an active daemon per database of a server
 HOLDER_EXIT_TIMEOUT = 30.0  # seconds; the server notices the death of a local client within
 STANDBY_INTERVAL = 1.0  # seconds between a standby's attempts to get the lock
 # Seconds without a statement after which a standby ends the session of the active daemon: its host
-# is lost, or it hangs. A daemon that runs makes one every 2 s (`service.DATABASE_CHECK_INTERVAL`).
+# is lost, or it hangs. A live daemon sends one every 2 s (`service.DATABASE_CHECK_INTERVAL`).
 SILENT_HOLDER = 8.0
 BUSY_HOLDER = 600.0  # the same while it holds `BUSY_KEY`: it restores its state
 BUSY_KEY = LOCK_KEY + 1
@@ -347,7 +347,7 @@ class Postgresql(Database):
         return engine
 
     def require_existing(self) -> None:
-        """Do nothing: only a connection can tell."""
+        """Do nothing: only a connection shows whether it exists."""
 
     def require_creatable(self) -> None:
         self._open_with(self._require_may_create).dispose()
@@ -486,12 +486,12 @@ def _process_name() -> str:
 
 
 def _is_dead(process: str) -> bool:
-    """Whether a process of this host, by its name, has ended. Its workers end with it."""
-    known = _PROCESS.fullmatch(process)
-    if known is None or known["host"] != _short_hostname():
+    """Return whether a process of this host, by its name, has ended. Its workers end with it."""
+    match = _PROCESS.fullmatch(process)
+    if match is None or match["host"] != _short_hostname():
         return False
     try:
-        return psutil.Process(int(known["pid"])).status() == psutil.STATUS_ZOMBIE
+        return psutil.Process(int(match["pid"])).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
     except psutil.Error:

@@ -145,9 +145,9 @@ class PruningPass:
         while self._phases:
             with exclude_writers(engine) as connection:
                 begun = self._clock()
-                more = self._phases[0](connection)
+                has_more = self._phases[0](connection)
             self._size.note(self._clock() - begun)
-            if more:
+            if has_more:
                 return True
             del self._phases[0]
         return False

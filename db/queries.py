@@ -86,20 +86,22 @@ class Queries:
         except PoolTimeout as error:
             raise StorageFailed(ALL_IN_USE) from error
 
-    def status(self, wanted: TaskFilter = ALL_TASKS) -> list[dict[str, Any]]:
+    def status(self, task_filter: TaskFilter = ALL_TASKS) -> list[dict[str, Any]]:
         """Return all rows of `status --json` (times in epoch seconds), by job and task."""
-        return [row for page in self.status_pages(wanted) for row in page.rows]
+        return [row for page in self.status_pages(task_filter) for row in page.rows]
 
-    def status_pages(self, wanted: TaskFilter, with_runs: bool = True) -> Iterator[JobPage]:
+    def status_pages(self, task_filter: TaskFilter, with_runs: bool = True) -> Iterator[JobPage]:
         """Yield all pages of the rows of `status --json`; see `job_pages`.
 
         `with_runs`: also the rows of tasks in runs.
         """
-        return _all_pages(lambda after: self.status_page(wanted, after, MAX_EXAMINED, with_runs))
+        return _all_pages(
+            lambda after: self.status_page(task_filter, after, MAX_EXAMINED, with_runs)
+        )
 
     def status_page(
         self,
-        wanted: TaskFilter,
+        task_filter: TaskFilter,
         after: TaskId,
         limit: int = MAX_EXAMINED,
         with_runs: bool = True,
@@ -107,21 +109,23 @@ class Queries:
     ) -> JobPage:
         """Return at most `limit` rows of `status --json` after a task; `fold`: see `read_page`."""
         with self._connect() as connection:
-            return read_page(connection, wanted, after, limit, with_runs, fold=fold)
+            return read_page(connection, task_filter, after, limit, with_runs, fold=fold)
 
-    def selected_tasks(self, wanted: TaskFilter) -> Iterator[JobPage]:
+    def selected_tasks(self, task_filter: TaskFilter) -> Iterator[JobPage]:
         """Yield pages of tasks that pass a filter, not in runs, with `SELECTION_COLUMNS`."""
 
         def page(after: TaskId) -> JobPage:
             with self._connect() as connection:
-                return read_page(connection, wanted, after, MAX_EXAMINED, False, SELECTION_COLUMNS)
+                return read_page(
+                    connection, task_filter, after, MAX_EXAMINED, False, SELECTION_COLUMNS
+                )
 
         return _all_pages(page)
 
-    def selected_runs(self, wanted: TaskFilter) -> list[task_runs.ListedRun]:
+    def selected_runs(self, task_filter: TaskFilter) -> list[task_runs.ListedRun]:
         """Return the runs with tasks that pass a filter."""
         with self._connect() as connection:
-            return read_runs(connection, wanted)
+            return read_runs(connection, task_filter)
 
     def missing_jobs(
         self, jobs: Iterable[tuple[int, int | None]], visible_to: str | None = None
@@ -202,7 +206,7 @@ class Queries:
     def ended_runs(
         self, cluster: str, since: float, limit: int, after: EndedRun | None = None
     ) -> list[EndedRun]:
-        """Return the attempts on a cluster that ran, ended since a time, and lack their use.
+        """Return the attempts on a cluster that ran, ended since a time, and have no stored use.
 
         `since` is in epoch seconds. The first `limit` after another are returned, by their ends. A
         run whose payload its manager restarted under the same id is left out: it knows the last.
@@ -255,14 +259,14 @@ class Queries:
 
     def stored_jobs(self, ids: Iterable[int]) -> dict[int, tuple[Job, Payload]]:
         """Return jobs as modified so far, and their payloads without texts, by id."""
-        found: dict[int, tuple[Job, Payload]] = {}
+        jobs: dict[int, tuple[Job, Payload]] = {}
         columns = (job.c.id, func.coalesce(job.c.changed, job.c.job).label("spec"), job.c.payload)
         with self._connect() as connection:
             for portion in _in_portions(sorted(set(ids))):
                 for row in connection.execute(select(*columns).where(job.c.id.in_(portion))):
                     payload = msgspec.json.decode(row.payload, type=Payload)
-                    found[row.id] = (msgspec.json.decode(row.spec, type=Job), payload)
-        return found
+                    jobs[row.id] = (msgspec.json.decode(row.spec, type=Job), payload)
+        return jobs
 
     def ended_tasks(self, id: int, indices: Iterable[int]) -> tuple[tuple[RequeuedTask, ...], int]:
         """Return the ended tasks of a job among `indices`, and the job's highest dispatch id."""
@@ -518,7 +522,7 @@ class Queries:
             return connection.execute(query).scalar()
 
     def audit_page(
-        self, wanted: audit.AuditFilter, after: int, limit: int, *, newest: bool = False
+        self, audit_filter: audit.AuditFilter, after: int, limit: int, *, newest: bool = False
     ) -> tuple[list[dict[str, Any]], int]:
         """Return audit records and the position after them; see `audit.read_page`.
 
@@ -526,9 +530,9 @@ class Queries:
         last record that the caller may see, whatever the filter.
         """
         with self._connect() as connection:
-            # what is stored meanwhile comes after it
-            last = audit.last_id(connection, wanted.visible_to)
-            rows = audit.read_page(connection, wanted, (after, last), limit, newest=newest)
+            # later records have larger ids
+            last = audit.last_id(connection, audit_filter.visible_to)
+            rows = audit.read_page(connection, audit_filter, (after, last), limit, newest=newest)
         if len(rows) == limit and not newest:
             return rows, int(rows[-1]["id"])
         return rows, max(last, after)
@@ -573,7 +577,7 @@ def _lines_of(row: dict[str, Any], index: int | None, after: int) -> Iterator[di
 
 
 def _all_pages(page: Callable[[TaskId], JobPage]) -> Iterator[JobPage]:
-    """Yield pages, each of which `page` reads from the end of the last."""
+    """Yield pages; `page` reads each from the end of the last page."""
     after: TaskId | None = BEFORE_ALL
     while after is not None:
         yield (read := page(after))

@@ -1,6 +1,6 @@
 """Replay: the stored events through a fresh core, and where its decisions are not those stored.
 
-A replay begins at a checkpoint of a release that decides as this one.
+A replay begins at a checkpoint of a release with the same `DECISION_VERSION`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRESS_STEP = 1000  # events
 
 @dataclass(frozen=True)
 class Replay:
-    """What was replayed, and where it differs from the tables."""
+    """The replayed events, and where the result differs from the tables."""
 
     since: int  # id of the first event
     events: int
@@ -43,9 +43,9 @@ def replay(
     begin: float = -math.inf,
     progress: Callable[[int], None] | None = None,
 ) -> Replay | None:
-    """Replay the events; None: no release that decides as this one has recorded any.
+    """Replay the events; None: no release with the same `DECISION_VERSION` has recorded any.
 
-    It begins at the last checkpoint before `begin` (epoch seconds), else at the first one.
+    It begins at the last checkpoint before `begin` (epoch seconds), else at the first checkpoint.
     """
     first = _checkpoint(connection, begin)
     if first is None:
@@ -92,19 +92,19 @@ def _checkpoint(connection: Connection, begin: float) -> Row[Any] | None:
     last_other = select(func.coalesce(func.max(checkpoint.c.event), 0)).where(other_version)
     usable = select(checkpoint).where(checkpoint.c.event > last_other.scalar_subquery())
     before = usable.where(checkpoint.c.time <= begin).order_by(checkpoint.c.event.desc())
-    found = None if begin == -math.inf else connection.execute(before.limit(1)).first()
-    return found or connection.execute(usable.order_by(checkpoint.c.event).limit(1)).first()
+    latest = None if begin == -math.inf else connection.execute(before.limit(1)).first()
+    return latest or connection.execute(usable.order_by(checkpoint.c.event).limit(1)).first()
 
 
 def _open_tasks(core: Core) -> dict[TaskId, str]:
-    found = {
+    summaries = {
         key: _summary(open_task.state, open_task.attempts) for key, open_task in core.tasks.items()
     }
     for remainder in core.remainders.values():
         for run in remainder.runs:
             for index in range_of(run):
-                found[remainder.job.id, index] = _summary(remainder.state, 0)
-    return found
+                summaries[remainder.job.id, index] = _summary(remainder.state, 0)
+    return summaries
 
 
 def _state_problems(
@@ -132,7 +132,7 @@ class _Decisions:
         return len(self._priorities) + len(self._clusters)
 
     def note(self, recorded: CoreEvent, outcome: Outcome) -> None:
-        """Note what a step decided."""
+        """Note the decisions of a step."""
         if isinstance(recorded, JobSubmitted):
             self._priorities[recorded.job.id] = outcome.priority
         for action in outcome.actions:

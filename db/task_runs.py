@@ -172,13 +172,13 @@ def remainders(connection: Connection) -> list[Remainder]:
         .where(_IS_OPEN)
         .order_by(task_run.c.job, task_run.c.first_index)
     )
-    found: dict[int, Remainder] = {}
+    remainders_by_job: dict[int, Remainder] = {}
     for row in rows:
-        if row.job not in found:
+        if row.job not in remainders_by_job:
             decoded, held = msgspec.json.decode(row.spec, type=Job), row.state == State.HELD
-            found[row.job] = Remainder(decoded, [], row.priority, 0.0, held, row.reason)
-        found[row.job].runs.append((row.first_index, row.last_index, row.step))
-    return list(found.values())
+            remainders_by_job[row.job] = Remainder(decoded, [], row.priority, 0.0, held, row.reason)
+        remainders_by_job[row.job].runs.append((row.first_index, row.last_index, row.step))
+    return list(remainders_by_job.values())
 
 
 def indices_of(connection: Connection, job_id: int, ended: bool) -> list[int]:
@@ -235,7 +235,7 @@ class ListedRun:
     """Tasks of a run that a listing selects."""
 
     row: dict[str, Any]  # of `status` but for the index; times in epoch seconds
-    indices: Sequence[int]  # ascending, at least one
+    indices: Sequence[int]  # ascending, never empty
 
     def ranges(self) -> Iterator[range]:
         """Yield its indices as ranges."""
@@ -267,7 +267,7 @@ def listed(
         query = query.where(task_run.c.job.in_(list(selected)))
     if limit is not None:
         query = query.limit(limit)
-    found = []
+    runs = []
     for row in connection.execute(query).mappings():
         run = range_of((row["first_index"], row["last_index"], row["step"]))
         indices: Sequence[int] = run
@@ -276,8 +276,8 @@ def listed(
         if row["job"] == after[0]:
             indices = _after(indices, after[1])
         if indices:
-            found.append(ListedRun(_status_row(row), indices))
-    return found
+            runs.append(ListedRun(_status_row(row), indices))
+    return runs
 
 
 def _after(indices: Sequence[int], index: int) -> Sequence[int]:

@@ -22,7 +22,7 @@ from metasched.errors import ParseError, quote_for_error
 MAX_RULE_LENGTH = 200  # characters
 MAX_ZONE_LENGTH = 64  # characters
 YEARS_AHEAD = 8  # a rule without a time within these never comes again (29 February: eight years)
-MAX_GAPS = 400  # runs whose distances are looked at: more than a year of daily ones
+MAX_GAPS = 400  # runs whose distances are checked: more than a year of daily runs
 _YEAR = 367 * 86400.0  # seconds
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CRON_DAYS = ("sun", *_DAYS)  # cron counts from Sunday, which is also 7; APScheduler from Monday
@@ -75,7 +75,7 @@ class Recurrence:
 
     def last_until(self, first: float, moment: float) -> float:
         """Return the last time up to `moment`; `first` is one of them."""
-        # the next time after any moment before the last one is not above `moment`
+        # the next time after any moment before the last time is not above `moment`
         low, high = int(first) - 1, int(moment)
         while high - low > 1:
             middle = (low + high) // 2
@@ -85,7 +85,7 @@ class Recurrence:
         return first if last is None or last > moment else last
 
     def count(self, first: float, last: float, most: int) -> int:
-        """Return the number of times from `first`, which is one, to `last`; `most` at the most."""
+        """Return the number of times from `first`, itself a time, to `last`; `most` at the most."""
         count, time = 0, first
         while time <= last and count < most:
             count += 1
@@ -103,13 +103,13 @@ def parse_recurrence(text: str, zone: str) -> Recurrence:
         raise ParseError(
             f"a rule of {len(text)} characters, at most {MAX_RULE_LENGTH} are read", _FIX
         )
-    words = text.lower().split()
-    if len(words) in (1, 2) and (clock := _TIME.fullmatch(words[-1])) is not None:
-        days = words[0] if len(words) == 2 else "*"
+    terms = text.lower().split()
+    if len(terms) in (1, 2) and (clock := _TIME.fullmatch(terms[-1])) is not None:
+        days = terms[0] if len(terms) == 2 else "*"
         weekday = "*" if days == "daily" else _weekdays(days, text)
         fields = (str(int(clock[2])), str(int(clock[1])), "*", "*", weekday)
-    elif len(words) == 5 and all(map(_FIELD.fullmatch, words)):
-        minute, hour, day, month, weekday = words
+    elif len(terms) == 5 and all(map(_FIELD.fullmatch, terms)):
+        minute, hour, day, month, weekday = terms
         if "*" not in (day, weekday):
             raise ParseError(
                 f"day of month and day of week, {quote_for_error(text)}", "write two rules"

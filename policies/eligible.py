@@ -168,7 +168,7 @@ def _gres_choices(job: Job) -> list[Job]:
 
 
 def choose_gres(job: Job, choice: int | None) -> Job:
-    """Return the job with one of its `gres_choices` alone; None: as it is."""
+    """Return the job with a single one of its `gres_choices`; None: as it is."""
     if choice is None:
         return job
     return structs.replace(job, gres=job.gres_choices[choice], gres_alternatives=())
@@ -210,13 +210,13 @@ def _describe_missing_association(
     job: Job, cluster: Cluster, associations: Associations, partition: str
 ) -> str | None:
     """Return a message if the manager would reject a translated job for its user's associations."""
-    known = associations.users.get(job.user.lower())
-    if known is None:
+    user_associations = associations.users.get(job.user.lower())
+    if user_associations is None:
         return f"user {job.user} has no account on the cluster; its administrators can add one"
     if _ACCOUNT_OPTION.search(job.native.get(cluster.name, "")):
         return None
-    account = (job.account or known.default).lower()
-    partitions = known.accounts.get(account)
+    account = (job.account or user_associations.default).lower()
+    partitions = user_associations.accounts.get(account)
     if account and partitions is None:
         return f"user {job.user} may not charge account {account} on the cluster"
     if partitions and partition not in partitions:
@@ -254,7 +254,7 @@ def satisfies_constraint(nodes: NodeCapacity, constraint: str) -> bool:
 
 
 def count_tasks(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
-    """Return how many tasks of the job fit on one node, on an empty one or beside its jobs."""
+    """Return how many tasks of the job fit on a node, empty or beside its jobs."""
     cpus = nodes.free_cpus if only_free else nodes.cpus
     memory = nodes.free_memory if only_free else nodes.memory
     gres = nodes.free_gres if only_free else nodes.gres
@@ -276,7 +276,7 @@ def count_tasks(job: Job, nodes: NodeCapacity, only_free: bool) -> int:
 def fits_partition(
     job: Job, partition: Partition, *, only_free: bool = False, only_up: bool = False
 ) -> bool:
-    """Whether the nodes of the partition can hold the whole job.
+    """Return whether the nodes of the partition can hold the whole job.
 
     `only_up` counts only nodes that are up, `only_free` only the free part of nodes that are up.
     """
@@ -311,7 +311,7 @@ def fits_partition(
 
 
 def take_nodes(job: Job, partition: Partition) -> Partition:
-    """Return the partition without what a job takes that starts on its free nodes.
+    """Return the partition without the resources of a job that starts on its free nodes.
 
     The job fills the nodes with the most room first. What does not fit is left out.
     """

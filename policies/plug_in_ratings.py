@@ -106,18 +106,20 @@ def load(plug_in: PlugIn) -> Any:
     from importlib.metadata import entry_points
 
     group = ENTRY_POINT_GROUPS[plug_in.kind]
-    found = list(entry_points(group=group, name=plug_in.name))
-    if not found:
+    matches = list(entry_points(group=group, name=plug_in.name))
+    if not matches:
         raise PlugInError(f"no entry point {plug_in.name} of {group}; install its package")
     try:
-        created = found[0].load()(**dict(plug_in.parameters))
+        created = matches[0].load()(**dict(plug_in.parameters))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # such as SystemExit
-        raise PlugInError(f"{found[0].value} cannot be created: {_line_of(error)}") from error
+        raise PlugInError(f"{matches[0].value} cannot be created: {_line_of(error)}") from error
     interface = INTERFACES[plug_in.kind]
     if not isinstance(created, interface):
-        raise PlugInError(f"{found[0].value} is no {interface.__name__}; derive it from that class")
+        raise PlugInError(
+            f"{matches[0].value} is no {interface.__name__}; derive it from that class"
+        )
     if isinstance(created, Heuristic):
         created.max_priority = plug_in.max_priority
     return created
@@ -219,10 +221,10 @@ def rated_job(job: Job, ratings: Mapping[PlugIn, Rating], policy: Policy) -> Job
     )
 
 
-def _number(value: object, what: str) -> float:
+def _number(value: object, quantity: str) -> float:
     """Return a number as float, also a number of NumPy. TypeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{what} is {type(value).__name__}, not a number")
+        raise TypeError(f"{quantity} is {type(value).__name__}, not a number")
     return float(value)
 
 

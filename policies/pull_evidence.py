@@ -4,7 +4,7 @@ Facts that no manager reports (limits of a QOS, default memory, foreign prioriti
 a pulled job does not start. Then jobs that need at least as much are barred from that cluster,
 until such a job ends there or the facts that it reports change. If the manager names a limit, jobs
 that share it are barred while as much of it is in use as at the failure. The number of pulls under
-way doubles with each pull that starts at once and drops to one after a failure. A failure for a
+way doubles with each pull that starts at once and drops to 1 after a failure. A failure for a
 reason of its user alone (his limits, his priority, his native options) concerns only his jobs.
 
 Where pulls keep failing (a cluster without backfilling, say), the ends that lift a bar double with
@@ -22,7 +22,7 @@ from metasched.model.job import Job
 
 MAX_BARS = 100  # of a cluster; the oldest is dropped
 MAX_OWN_BARS = 10  # that concern a user alone, or share a limit
-BAR_SECONDS = 3600.0  # for each end that lifts a bar: nobody reports that a limit was raised
+BAR_SECONDS = 3600.0  # for each end that lifts a bar: no manager reports that a limit was raised
 FIRST_WINDOW = 16  # pulls under way at the start of the daemon
 MAX_WINDOW = 1024
 MAX_BAR_SECONDS = 24 * BAR_SECONDS
@@ -34,17 +34,17 @@ _LIMITS_OF_A_USER = ("Assoc", "QOSMax")  # beginnings of Slurm's reasons
 _COMPARABLE_TIME = 2.0  # a job of half the time limit and less may fit in front of a reservation
 
 
-class LimitUse(NamedTuple):
+class SharedLimitUse(NamedTuple):
     """The use of a limit by the jobs that share it."""
 
     tasks: int = 0
     cpus: int = 0
 
-    def with_job(self, job: Job) -> LimitUse:
-        return LimitUse(self.tasks + 1, self.cpus + job.cpus)
+    def with_job(self, job: Job) -> SharedLimitUse:
+        return SharedLimitUse(self.tasks + 1, self.cpus + job.cpus)
 
 
-_UNUSED = LimitUse()
+_UNUSED = SharedLimitUse()
 
 
 @dataclass
@@ -57,7 +57,7 @@ class PullBar:
     ends_left: int = 1  # of such jobs, until the bar is lifted
 
     def covers(self, job: Job) -> bool:
-        """Whether the failure speaks against another job: it needs no less."""
+        """Return whether the failure speaks against another job: it needs no less."""
         return job.estimated * _COMPARABLE_TIME > self.job.estimated and needs_at_least(
             job, self.job
         )
@@ -69,7 +69,7 @@ class PullBar:
         return self.ends_left <= 0
 
     def lifted_by_time(self, now: float, free_cpus: int) -> bool:
-        """Whether time or other users' ends have lifted the bar."""
+        """Return whether time or other users' ends have lifted the bar."""
         return now >= self.until or free_cpus - self.free_cpus >= self.job.cpus * self.ends_left
 
 
@@ -80,12 +80,12 @@ class LimitBar:
     job: Job
     scope: Scope  # of the limit
     counts: str  # the limited quantity: "tasks", "cpus", or "" if that is not clear
-    most: LimitUse  # by jobs of metasched that had started, when the failure was seen
+    most: SharedLimitUse  # by jobs of metasched that had started, when the failure was seen
     until: float  # epoch seconds
-    used: LimitUse = _UNUSED  # by jobs of metasched that are there or on their way
+    used: SharedLimitUse = _UNUSED  # by jobs of metasched that are there or on their way
 
     def covers(self, job: Job) -> bool:
-        """Whether with another job more would be in use than when the first could not start."""
+        """Return whether another job would exceed the use at which the first could not start."""
         if _scope(job, len(self.scope)) != self.scope or not needs_at_least(job, self.job):
             return False
         exceeds_tasks = self.used.tasks + 1 > self.most.tasks
@@ -129,21 +129,21 @@ class FailedPulls:
             return
         until = now + min(BAR_SECONDS * ends, MAX_BAR_SECONDS)
         new = PullBar(job, free_cpus, until, ends)
-        kept = [bar for bar in self.bars if not new.covers(bar.job)]
-        self.bars = [*kept[1 - max_bars :], new]
+        remaining = [bar for bar in self.bars if not new.covers(bar.job)]
+        self.bars = [*remaining[1 - max_bars :], new]
 
     def add_limit(self, new: LimitBar) -> None:
         """Add a bar in the place of older bars for the same jobs."""
-        others = [bar for bar in self.limits if bar.scope != new.scope]
-        kept = [
+        other_bars = [bar for bar in self.limits if bar.scope != new.scope]
+        remaining = [
             bar
             for bar in self.limits
             if bar.scope == new.scope and not needs_at_least(bar.job, new.job)
         ]
-        self.limits = [*others[-MAX_BARS:], *kept[1 - MAX_OWN_BARS :], new]
+        self.limits = [*other_bars[-MAX_BARS:], *remaining[1 - MAX_OWN_BARS :], new]
 
     def bars_job(self, job: Job) -> bool:
-        """Whether the job would not start at once, by these failures."""
+        """Return whether the job would not start at once, by these failures."""
         return any(bar.covers(job) for bar in self.bars) or any(
             bar.covers(job) for bar in self.limits
         )
@@ -220,12 +220,12 @@ class PullEvidence:
         )
 
     def allows_pull(self, user: str, under_way: int) -> bool:
-        """Whether a user may have another pull under way besides so many of his."""
+        """Return whether a user may have another pull under way besides so many of his."""
         own = self.of_users.get(user)
         return own is None or under_way < own.trust.window
 
     def bars_job(self, job: Job) -> bool:
-        """Whether the job would not start at once, by earlier pulls."""
+        """Return whether the job would not start at once, by earlier pulls."""
         return any(failed.bars_job(job) for failed in self._concerning(job.user))
 
     def set_use(self, jobs: Iterable[Job]) -> None:
@@ -258,7 +258,7 @@ class PullEvidence:
             failed.limits.clear()
 
 
-def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, LimitUse]:
+def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, SharedLimitUse]:
     """Return the use by the jobs of each scope. O(jobs)."""
     uses = dict.fromkeys(scopes, _UNUSED)
     lengths = {len(scope) for scope in scopes}
@@ -270,7 +270,7 @@ def sum_up_uses(jobs: Iterable[Job], scopes: Set[Scope]) -> dict[Scope, LimitUse
 
 
 def needs_at_least(job: Job, other: Job) -> bool:
-    """Whether a job needs at least as much as another: it starts nowhere where that does not.
+    """Return whether a job needs at least as much as another: it starts only where that does.
 
     False if they cannot be compared. Time limits do not count.
     """
@@ -305,7 +305,7 @@ def _limited_scope(job: Job, manager_reason: str) -> Scope:
 
 
 def _concerns_user(job: Job, manager_reason: str) -> bool:
-    """Whether a pending job waits for a reason that other users need not share.
+    """Return whether a pending job waits for a reason that other users need not share.
 
     With `Priority` the job has less priority than others, by the fair share of its user.
     """
@@ -313,7 +313,7 @@ def _concerns_user(job: Job, manager_reason: str) -> bool:
 
 
 def names_limit(manager_reason: str) -> bool:
-    """Whether a job waits for a limit of its user, account or QOS, by Slurm's reason."""
+    """Return whether a job waits for a limit of its user, account or QOS, by Slurm's reason."""
     return manager_reason.startswith(("Assoc", "QOS"))
 
 

@@ -129,8 +129,8 @@ def _timer_lines(submission: Submission, index: int, early: EarlySignal | None) 
         send = _SIGNAL_CHILD_SCRIPT if submission.runs_as_child else _SIGNAL_SCRIPT
     program = "\n".join((*_TIMER, *send))
     arguments = (str(delay), str(early.number), submission.tag, str(index))
-    words = " ".join(map(shlex.quote, ("/bin/sh", "-c", program, "timer", *arguments)))
-    return [f"{words} >/dev/null 2>&1 &", "_ms_timer=$!"]
+    command = " ".join(map(shlex.quote, ("/bin/sh", "-c", program, "timer", *arguments)))
+    return [f"{command} >/dev/null 2>&1 &", "_ms_timer=$!"]
 
 
 def _shell_path(path: str, job: Job, index: int) -> str:

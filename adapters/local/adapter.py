@@ -384,7 +384,7 @@ class Local(Adapter):
             named_nodes=Partition.name_nodes([(socket.gethostname(), nodes)]),
         )
         started = table.started.values()
-        others = (task.requirements for task in table.queue if not task.is_own)
+        foreign = (task.requirements for task in table.queue if not task.is_own)
         head = None if queue_head is None else queue_head.requirements
         return ClusterInfo(
             cpus=options.cpus,
@@ -393,7 +393,7 @@ class Local(Adapter):
             running_jobs=tuple(
                 sorted((windows.released(t, now), t.requirements.cpus) for t in started)
             ),
-            owed_by_others=sum(needs.cpus * needs.estimated for needs in others),
+            owed_by_others=sum(needs.cpus * needs.estimated for needs in foreign),
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
             upcoming_windows=windows.upcoming(use),

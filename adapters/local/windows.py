@@ -53,9 +53,11 @@ class LocalWindows:
         if spec.accounts:
             raise Refused("a local cluster knows no accounts of accounting")
         now = time.time()
-        others = [name for name, w in self._stored.items() if name != spec.name and w.end > now]
-        if len(others) >= MAX_WINDOWS:
-            raise Refused(f"it has {len(others)} reservations, the most that it keeps")
+        other_names = [
+            name for name, w in self._stored.items() if name != spec.name and w.end > now
+        ]
+        if len(other_names) >= MAX_WINDOWS:
+            raise Refused(f"it has {len(other_names)} reservations, the most that it keeps")
         uses = self._uses(now, excluding=spec.name)
         if peak_use(uses, max(spec.start, now), spec.end) + spec.size > self._cpus:
             raise Refused("its processors are not free in the whole window")
@@ -76,7 +78,7 @@ class LocalWindows:
         self._forget([name])
 
     def forget_ended(self, now: float) -> None:
-        """Forget the windows that are over; jobs that still wait for one never start."""
+        """Forget the windows that are over; jobs that still wait for such a window never start."""
         self._forget([name for name, window in self._stored.items() if window.end <= now])
 
     def _forget(self, names: list[str]) -> None:
@@ -96,8 +98,8 @@ class LocalWindows:
         if needs.cpus > window.cpus:  # by --exclusive: it would wait for the whole window
             problem = f"{needs.cpus} processors needed; reservation {name} has {window.cpus}"
             raise Refused(problem, scope="job")
-        left = window.end - max(now, window.start)
-        return left if needs.limit is None else min(needs.limit, left)
+        remaining = window.end - max(now, window.start)
+        return remaining if needs.limit is None else min(needs.limit, remaining)
 
     def survey(self, instance: str) -> Survey:
         """Return the use of the processors over time, and the reservations of an instance."""
@@ -149,18 +151,18 @@ class LocalWindows:
         return WindowUse(now, windows, held)
 
     def has_time(self, task: LocalTask, now: float) -> bool:
-        """Whether enough of its window is left for a job to start there."""
-        left = self._stored[task.requirements.reservation].end - now
-        return left > _longest(task.requirements) * LEAST_SHARE
+        """Return whether enough of its window is left for a job to start there."""
+        remaining = self._stored[task.requirements.reservation].end - now
+        return remaining > _longest(task.requirements) * LEAST_SHARE
 
     def limit_in_window(self, task: LocalTask, now: float) -> float:
         """Return the seconds after which a job that starts in its window is ended."""
-        left = self._stored[task.requirements.reservation].end - now
-        return min(_longest(task.requirements), left + BACKSTOP_SECONDS)
+        remaining = self._stored[task.requirements.reservation].end - now
+        return min(_longest(task.requirements), remaining + BACKSTOP_SECONDS)
 
     def for_policy(self, use: WindowUse) -> list[ReservedWindow]:
         """Return the windows that jobs outside must leave free by their limits."""
-        return [window._replace(start=window.start - self.guard) for window in use.kept]
+        return [window._replace(start=window.start - self.guard) for window in use.unended]
 
     def unlimited_room(self, now: float) -> int:
         """Return the processors that no window takes: all that a job without a limit may use."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from metasched.adapters.base import Submission
-from metasched.adapters.slurm.listing import ControllerInfo, NodeLine, QueueListing
+from metasched.adapters.slurm.listing import ControllerInfo, QueueListing, SinfoRecord
 from metasched.model.cluster import ManagerLicences
 
 
@@ -63,11 +63,11 @@ class SlurmAccess(Protocol):
         """List jobs, at least the jobs `ids` or the jobs of `user`; all jobs by default.
 
         The list is empty if Slurm has none of `ids`. Pending tasks of an array may share a line.
-        With `split_arrays` each task with a record of its own has a line of its own; of the other
-        tasks one may then be missing.
+        With `split_arrays` each task with a record of its own has a line of its own. A single task
+        of the others may then be missing.
         """
 
-    def nodes(self) -> list[NodeLine]:
+    def nodes(self) -> list[SinfoRecord]:
         """List each node in each of its partitions."""
 
     def controller(self) -> ControllerInfo:

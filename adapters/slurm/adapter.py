@@ -170,8 +170,8 @@ class Slurm(Adapter):
         if info is None or job.manager_options is None or not job.manager_options.exclude:
             return submission
         names = expand_hosts(job.manager_options.exclude)
-        known = compress_hosts([node for name in names if (node := info.find_node(name))])
-        options = structs.replace(job.manager_options, exclude=known)
+        known_nodes = compress_hosts([node for name in names if (node := info.find_node(name))])
+        options = structs.replace(job.manager_options, exclude=known_nodes)
         return structs.replace(submission, job=structs.replace(job, manager_options=options))
 
     def _array_indices(self, access: SlurmAccess, submission: Submission) -> list[int]:
@@ -330,7 +330,7 @@ class Slurm(Adapter):
     def _summarise(
         self,
         lines: Sequence[listing.QueueLine],
-        node_lines: Sequence[listing.NodeLine],
+        node_lines: Sequence[listing.SinfoRecord],
         taken_at: float,
     ) -> tuple[ClusterInfo, ListedQueue]:
         """Return load, free nodes, upcoming reservations, and the queue. Raises ValueError."""
@@ -341,7 +341,7 @@ class Slurm(Adapter):
         pending = build_queue(lines, nodes, info.partitions, taken_at, own_ids)
         return structs.replace(info, upcoming_windows=windows), pending
 
-    def _node_names(self, node_lines: Sequence[listing.NodeLine]) -> str:
+    def _node_names(self, node_lines: Sequence[listing.SinfoRecord]) -> str:
         """Return the names of all nodes in a list; it is kept, since they seldom change."""
         names = frozenset(line.name for line in node_lines)
         if names != self._hosts[0]:
@@ -357,7 +357,7 @@ class Slurm(Adapter):
         return self._manager_licences
 
     def _check_privacy(self, controller: listing.ControllerInfo) -> None:
-        """Raise Unreachable if a listing would lack the jobs of users: it would prove nothing."""
+        """Raise Unreachable if a listing would hide the jobs of users: it would prove nothing."""
         self._sees_all_jobs = False
         uid = os.geteuid()
         if controller.hides_jobs and uid not in (0, controller.slurm_user):

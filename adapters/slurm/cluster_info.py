@@ -11,8 +11,8 @@ from metasched.adapters.slurm.listing import (
     HOLDS_PROCESSORS,
     NO_LIMIT,
     UNUSABLE_FLAGS,
-    NodeLine,
     QueueLine,
+    SinfoRecord,
     parse_duration,
     parse_epoch_time,
     parse_gres,
@@ -35,7 +35,7 @@ _CANNOT_START = re.compile(
 
 
 def build_cluster_info(
-    jobs: Sequence[QueueLine], node_lines: Sequence[NodeLine], taken_at: float, own_ids: set[str]
+    jobs: Sequence[QueueLine], node_lines: Sequence[SinfoRecord], taken_at: float, own_ids: set[str]
 ) -> ClusterInfo:
     """Summarise the load of all users and the free nodes; `own_ids` are jobs of this instance."""
     partitions = _partitions(node_lines)
@@ -66,12 +66,12 @@ def build_cluster_info(
 
 def build_queue(
     jobs: Sequence[QueueLine],
-    node_lines: Sequence[NodeLine],
+    node_lines: Sequence[SinfoRecord],
     partitions: Iterable[Partition],
     taken_at: float,
     own_ids: set[str],
 ) -> ListedQueue:
-    """Return the first pending jobs in the order in which Slurm considers them.
+    """Return the first pending jobs in Slurm's order of scheduling.
 
     `partitions` and `own_ids` are those of `build_cluster_info`. O(p log MAX_LISTED_JOBS).
     """
@@ -118,7 +118,7 @@ def _end(job: QueueLine) -> float:
     return parse_epoch_time(job.end) or (parse_epoch_time(job.start) or 0.0) + NO_LIMIT
 
 
-def _priority_tiers(node_lines: Iterable[NodeLine]) -> dict[str, int]:
+def _priority_tiers(node_lines: Iterable[SinfoRecord]) -> dict[str, int]:
     return {line.partition.rstrip("*"): parse_int(line.priority_tier) for line in node_lines}
 
 
@@ -154,10 +154,10 @@ def _time_limit(job: QueueLine, partitions: Mapping[str, Partition]) -> float:
     return parse_duration(job.limit) or fallback or NO_LIMIT
 
 
-def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
+def _partitions(node_lines: Sequence[SinfoRecord]) -> dict[str, Partition]:
     """Return the partitions in the order of their names: sinfo orders them by states of nodes."""
     partitions: dict[str, Partition] = {}
-    lines_by_partition: dict[str, list[NodeLine]] = {}
+    lines_by_partition: dict[str, list[SinfoRecord]] = {}
     for line in node_lines:
         lines_by_partition.setdefault(line.partition, []).append(line)
     for label, lines in sorted(lines_by_partition.items()):
@@ -175,7 +175,7 @@ def _partitions(node_lines: Sequence[NodeLine]) -> dict[str, Partition]:
     return partitions
 
 
-def _name_nodes(lines: Iterable[NodeLine]) -> tuple[NamedNodes, ...]:
+def _name_nodes(lines: Iterable[SinfoRecord]) -> tuple[NamedNodes, ...]:
     """Name nodes that are alike in capacity."""
     names: dict[tuple[bool, str, str, str, str], list[str]] = {}
     for line in lines:
@@ -202,7 +202,7 @@ def _features(text: str) -> tuple[str, ...]:
     return () if text in EMPTY_VALUES else tuple(text.split(","))
 
 
-def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
+def _group_nodes(lines: Iterable[SinfoRecord]) -> tuple[NodeCapacity, ...]:
     """Group nodes that are alike in capacity and in free resources."""
     kinds = Counter((_is_usable(line), line.cpus, *line[4:9]) for line in lines)
     groups = []
@@ -225,15 +225,15 @@ def _group_nodes(lines: Iterable[NodeLine]) -> tuple[NodeCapacity, ...]:
     return tuple(groups)
 
 
-def usable_cpus(node_lines: Iterable[NodeLine]) -> dict[str, tuple[int, int]]:
+def usable_cpus(node_lines: Iterable[SinfoRecord]) -> dict[str, tuple[int, int]]:
     """Return (processors in use, all processors) of each usable node."""
     return {line.name: _cpu_counts(line) for line in node_lines if _is_usable(line)}
 
 
-def _is_usable(line: NodeLine) -> bool:
+def _is_usable(line: SinfoRecord) -> bool:
     return UNUSABLE_FLAGS.isdisjoint(line.state.lower().split("+"))
 
 
-def _cpu_counts(line: NodeLine) -> tuple[int, int]:
+def _cpu_counts(line: SinfoRecord) -> tuple[int, int]:
     allocated, _, _, total = map(parse_int, line.cpus.split("/"))
     return allocated, total

@@ -139,7 +139,7 @@ class SlurmCommands:
         """Return (major, minor) of the release of the cluster's commands."""
         return self._query(listing.parse_release, "sinfo", "--version")
 
-    def nodes(self) -> list[listing.NodeLine]:
+    def nodes(self) -> list[listing.SinfoRecord]:
         return self._query_listing(
             "sinfo", listing.parse_nodes, listing.NODE_FIELDS, "--Node", "--noconvert"
         )
@@ -217,7 +217,7 @@ class SlurmCommands:
             completed = self._run_as_owner("cancel", *arguments)
             # An ended job is no error; scancel may or may not report it. Neither message is
             # evidence of an end, which only a listing or accounting shows: Slurm finds an array by
-            # its id modulo MaxJobCount, so it may call a forgotten one "already completing".
+            # its id modulo MaxJobCount, so it may call a forgotten array "already completing".
             if completed.exit_code != 0 and not _ALREADY_ENDED.search(completed.stderr):
                 raise Unreachable(f"scancel: {error_message(completed.stderr)}")
 

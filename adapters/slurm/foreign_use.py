@@ -28,7 +28,7 @@ _MESSAGE_DELAY = 3600.0
 # seconds after which slurmdbd has the starts of jobs: slurmctld reports them every 5 s
 _START_DELAY = 10.0
 _RECOVERY = 3.0  # times `settle`: until a slurmdbd that was started has the starts before it
-_MAX_LEAD = 3600.0  # seconds by which a cursor may be ahead: the controller's clock was set back
+_MAX_LEAD = 3600.0  # most seconds that a cursor may lead: the controller's clock was set back
 
 
 class UseRecords(NamedTuple):
@@ -106,13 +106,13 @@ class SlurmForeignUse:
         if end <= begin:
             return UseAnswer(cursor=str(begin), until=begin + skew)
         try:
-            found = self._source.use_between(begin, end)
+            use_records = self._source.use_between(begin, end)
         except Unreachable:
             self._span = max(span / 2, _MIN_SPAN)
             raise
-        too_many = len(found.records) > _MAX_RECORDS
+        too_many = len(use_records.records) > _MAX_RECORDS
         self._span = max(span / 2, _MIN_SPAN) if too_many else 2 * span
-        total = sum_records(found, query, skew, user_name_of)
+        total = sum_records(use_records, query, skew, user_name_of)
         return UseAnswer(
             rows=total.rows,
             cursor=str(end),
@@ -137,16 +137,16 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def sum_records(
-    found: UseRecords, query: UseQuery, skew: float, name_of: Callable[[int], str]
+    use_records: UseRecords, query: UseQuery, skew: float, name_of: Callable[[int], str]
 ) -> UseSum:
     """Sum up the records of jobs that are not of metasched; `name_of` maps a user id to a name.
 
     `skew` is the local time minus the controller's, in seconds.
     """
     total, names = UseSum(), dict[str, str]()
-    if found.unreadable:
-        total.reject(f"{found.unreadable!r} is no record")
-    for native_id, uid, seconds, submit, end, user, account in found.records:
+    if use_records.unreadable:
+        total.reject(f"{use_records.unreadable!r} is no record")
+    for native_id, uid, seconds, submit, end, user, account in use_records.records:
         try:
             submitted, until = parse_int(submit) + skew, parse_int(end) + skew
             amount = float(parse_int(seconds))

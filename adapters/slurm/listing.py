@@ -106,7 +106,7 @@ class QueueListing(NamedTuple):
     unreadable: str = ""  # a line that is no record; with it, no job is certainly absent
 
 
-class NodeLine(NamedTuple):
+class SinfoRecord(NamedTuple):
     """A record of `sinfo -N`: a node in one of its partitions, as printed."""
 
     name: str
@@ -141,7 +141,7 @@ class ControllerInfo:
     cluster: str = ""  # ClusterName
     requires_associations: bool = False  # jobs of users without association are rejected
     max_job_id: int | None = None  # MaxJobId; ids of a federation are higher
-    in_order: bool = False  # SchedulerType starts no job before an earlier one
+    in_order: bool = False  # SchedulerType starts no job before an earlier job
     hides_jobs: bool = False  # it lists jobs to their owners and to operators only (PrivateData)
     slurm_user: int | None = None  # user id of SlurmUser
 
@@ -185,9 +185,9 @@ def _ranges(tasks: Sequence[int]) -> list[str]:
 
 
 def separate_arrays(ids: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Divide the ids into two lists; the second contains one task of each array.
+    """Divide the ids into two lists; the second contains a single task of each array.
 
-    If the lists are held one after the other, Slurm splits off a record for every task. The
+    If the lists are held in turn, Slurm splits off a record for every task. The
     record later shows the task's end.
     """
     first, last_by_array = [], {}
@@ -206,13 +206,13 @@ def parse_queue(text: str, delimiter: str) -> QueueListing:
     return QueueListing([QueueLine(*record) for record in records], unreadable)
 
 
-def parse_nodes(text: str, delimiter: str) -> list[NodeLine]:
+def parse_nodes(text: str, delimiter: str) -> list[SinfoRecord]:
     """Parse the output of sinfo with NODE_FIELDS; leave out lines that cannot be read."""
-    records, _ = split_records(text, delimiter, len(NodeLine._fields))
-    return [line for record in records if _is_readable_node(line := NodeLine(*record))]
+    records, _ = split_records(text, delimiter, len(SinfoRecord._fields))
+    return [line for record in records if _is_readable_node(line := SinfoRecord(*record))]
 
 
-def _is_readable_node(line: NodeLine) -> bool:
+def _is_readable_node(line: SinfoRecord) -> bool:
     try:
         cpus = [parse_int(count) for count in line.cpus.split("/")]
         numbers = (line.memory, line.used_memory, line.priority_tier)
@@ -256,14 +256,14 @@ def parse_controller(text: str) -> ControllerInfo:
 
 def _uid(account: str) -> int | None:
     """Return the user id of `slurm(64030)`."""
-    found = re.fullmatch(r".*\((\d+)\)", account)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r".*\((\d+)\)", account)
+    return int(match[1]) if match else None
 
 
 def parse_admin_level(text: str, user: str) -> str:
     """Return the AdminLevel of a user in `scontrol show assoc_mgr flags=users`; "" if unknown."""
-    found = re.search(rf"^UserName={re.escape(user)}\(.* AdminLevel=(\S+)", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^UserName={re.escape(user)}\(.* AdminLevel=(\S+)", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def parse_federation(text: str) -> bool:

@@ -17,7 +17,7 @@ from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.cluster_info import usable_cpus
 from metasched.adapters.slurm.commands import SlurmCommands
-from metasched.adapters.slurm.listing import UNUSABLE_FLAGS, NodeLine, QueueLine
+from metasched.adapters.slurm.listing import UNUSABLE_FLAGS, QueueLine, SinfoRecord
 from metasched.adapters.slurm.reservation_listing import (
     SlurmReservation,
     upcoming_windows,
@@ -48,7 +48,7 @@ class NodeReservations:
     def survey(
         self,
         jobs: Iterable[QueueLine],
-        node_lines: Sequence[NodeLine],
+        node_lines: Sequence[SinfoRecord],
         taken_at: float,
     ) -> Survey:
         """Survey the nodes of the default partition, or of all partitions if none is default."""
@@ -83,16 +83,16 @@ class NodeReservations:
     def available_nodes(
         self,
         jobs: Sequence[QueueLine],
-        node_lines: Sequence[NodeLine],
+        node_lines: Sequence[SinfoRecord],
         taken_at: float,
-    ) -> Sequence[NodeLine]:
+    ) -> Sequence[SinfoRecord]:
         """Return the nodes with the resources that jobs outside reservations can use."""
         return node_lines
 
     def upcoming(
         self,
         jobs: Sequence[QueueLine],
-        node_lines: Sequence[NodeLine],
+        node_lines: Sequence[SinfoRecord],
         taken_at: float,
     ) -> tuple[tuple[float, int], ...]:
         """Return (start, processors left) of the upcoming reservations of all users.
@@ -141,8 +141,8 @@ class NodeReservations:
             return check_error(error)
         try:
             tree = self._commands.shares(self._commands.controller().cluster)
-            known = {account.name.lower() for account in tree.accounts}
-            missing = [name for name in spec.accounts if name.lower() not in known]
+            account_names = {account.name.lower() for account in tree.accounts}
+            missing = [name for name in spec.accounts if name.lower() not in account_names]
         except Unreachable:
             missing = []
         problem = (
@@ -165,7 +165,7 @@ class NodeReservations:
         return next((r for r in self._commands.reservations() if r.name == name), None)
 
 
-def default_nodes(node_lines: Sequence[NodeLine]) -> dict[str, bool]:
+def default_nodes(node_lines: Sequence[SinfoRecord]) -> dict[str, bool]:
     """Return whether each node of the default partition (else of all partitions) is up."""
     lines = [line for line in node_lines if line.partition.endswith("*")] or node_lines
     states = {line.name: set(line.state.lower().split("+")) for line in lines}

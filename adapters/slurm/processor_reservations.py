@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from metasched.adapters.errors import Refused, Unreachable
-from metasched.adapters.slurm.listing import NodeLine, QueueLine
+from metasched.adapters.slurm.listing import QueueLine, SinfoRecord
 from metasched.adapters.slurm.node_reservations import (
     NodeReservations,
     UnknownAccounts,
@@ -34,7 +34,7 @@ from metasched.adapters.slurm.reservation_listing import (
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ProcessorPool, ReservationSpec, Survey
 
-_MAX_MOVES = 10  # reservations that are moved to make room for a new one
+_MAX_MOVES = 10  # reservations that are moved to make room for a new reservation
 
 
 class ProcessorReservations(NodeReservations):
@@ -43,7 +43,7 @@ class ProcessorReservations(NodeReservations):
     def survey(
         self,
         jobs: Iterable[QueueLine],
-        node_lines: Sequence[NodeLine],
+        node_lines: Sequence[SinfoRecord],
         taken_at: float,
     ) -> Survey:
         reservations, cores = self._commands.reservations(), self._commands.cores()
@@ -58,9 +58,9 @@ class ProcessorReservations(NodeReservations):
     def available_nodes(
         self,
         jobs: Sequence[QueueLine],
-        node_lines: Sequence[NodeLine],
+        node_lines: Sequence[SinfoRecord],
         taken_at: float,
-    ) -> Sequence[NodeLine]:
+    ) -> Sequence[SinfoRecord]:
         if not any("reserved" in line.state.lower() for line in node_lines):
             return node_lines
         reservations, cores = self._commands.reservations(), self._commands.cores()
@@ -170,7 +170,7 @@ class ProcessorReservations(NodeReservations):
         return name
 
     def _replace(self, old_name: str, new_name: str) -> None:
-        """Delete a reservation; its pending jobs move to the new one, its running jobs continue."""
+        """Delete a reservation; move its pending jobs to the new one; its running jobs continue."""
         jobs = [job for job in self._commands.jobs_in_reservations() if job.reservation == old_name]
         pending_ids = [job.id.partition("_")[0] for job in jobs if job.state == "PENDING"]
         for job_id in dict.fromkeys(pending_ids):

@@ -71,8 +71,8 @@ class NodeCores:
 def parse_reservations(answer: str) -> list[SlurmReservation]:
     """Parse the output of `scontrol --oneliner show reservation`.
 
-    A reservation of others that cannot be read is taken as one of its nodes without end; if its
-    nodes cannot be read either, it is left out, and Slurm decides about its nodes. Raises
+    A foreign reservation that cannot be read is taken to hold its nodes without end. If its nodes
+    cannot be read either, it is left out, and Slurm decides about its nodes. Raises
     ValueError for a reservation of metasched, which must not be taken as absent.
     """
     parsed = []
@@ -108,7 +108,7 @@ def _parse_reservation(line: str, fields: Mapping[str, str]) -> SlurmReservation
 def parse_reserved_jobs(answer: str, delimiter: str) -> list[ReservedJob]:
     """Parse the output of squeue with RESERVED_JOB_FIELDS; return the jobs in a reservation.
 
-    Lines that cannot be read are left out: such a job counts as one outside reservations.
+    Lines that cannot be read are left out: such a job counts as outside of reservations.
     """
     lines, _ = split_records(answer, delimiter, len(RESERVED_JOB_FIELDS))
     jobs = (ReservedJob(*line) for line in lines)
@@ -139,7 +139,7 @@ def build_pool(
     reserved_ids: Collection[str],
     taken_at: float,
 ) -> ProcessorPool:
-    """Build the pool of the cores of `up_nodes`, with the time spans in which some are in use.
+    """Build the pool of the cores of `up_nodes`, with the time spans of their uses.
 
     `reserved_ids` are jobs in reservations: the reservation counts their cores.
     """
@@ -163,17 +163,17 @@ def build_pool(
 
 
 def nodes_outside_reservations(
-    node_lines: Sequence[listing.NodeLine],
+    node_lines: Sequence[listing.SinfoRecord],
     cores: Mapping[str, NodeCores],
     jobs: Iterable[listing.QueueLine],
     reservations: Iterable[SlurmReservation],
     reservation_by_job: Mapping[str, str],
     taken_at: float,
-) -> list[listing.NodeLine]:
+) -> list[listing.SinfoRecord]:
     """Return the nodes without the processors that are reserved now and idle.
 
     Jobs outside reservations can use the rest. `reservation_by_job` names the reservation of each
-    job that is in one.
+    job that runs in a reservation.
     """
     current = [r for r in reservations if r.start <= taken_at < r.end]
     idle: Counter[str] = Counter()  # idle processors that are reserved
@@ -197,7 +197,7 @@ def nodes_outside_reservations(
     ]
 
 
-def _without_reserved(line: listing.NodeLine, reserved: int) -> listing.NodeLine:
+def _without_reserved(line: listing.SinfoRecord, reserved: int) -> listing.SinfoRecord:
     allocated, idle, other, total = map(int, line.cpus.split("/"))
     withheld = min(idle, reserved)
     states = [flag for flag in line.state.split("+") if flag.lower() != "reserved"]

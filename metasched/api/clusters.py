@@ -20,8 +20,8 @@ from metasched.client.site_answers import (
     BreakerRow,
     ClusterRow,
     LocalPolicyRow,
-    NativeCluster,
-    NativeClusters,
+    NativeClusterRow,
+    NativeClustersAnswer,
     UseRow,
 )
 from metasched.config.settings import ClusterSettings
@@ -141,7 +141,7 @@ def _local_policy_row(connection: ClusterConnection) -> LocalPolicyRow | None:
 
 
 @router.get("/clusters/native")
-async def native(_: CurrentCaller, service: CurrentService) -> NativeClusters:
+async def native(_: CurrentCaller, service: CurrentService) -> NativeClustersAnswer:
     """Return where the clusters' own commands are, and which ids and tags are metasched's."""
     return {
         "first_id": service.settings.first_id,
@@ -150,8 +150,8 @@ async def native(_: CurrentCaller, service: CurrentService) -> NativeClusters:
     }
 
 
-def _native_row(service: SchedulerService, settings: ClusterSettings) -> NativeCluster:
-    """Return what a user's own command needs to reach a cluster. Paths are of Slurm alone."""
+def _native_row(service: SchedulerService, settings: ClusterSettings) -> NativeClusterRow:
+    """Return the data for a user's own command to reach a cluster. Paths are of Slurm alone."""
     cluster, options = settings.cluster, {}
     if cluster.adapter == SLURM_ADAPTER:
         options = settings.options
@@ -169,7 +169,7 @@ def _native_row(service: SchedulerService, settings: ClusterSettings) -> NativeC
 
 
 def _use_row(monitor: UseMonitor) -> UseRow:
-    """Return what the accounting reports of other jobs' use and of shares."""
+    """Return the report of the accounting on other jobs' use and on shares."""
     return {
         "source": monitor.source,
         "until": iso(monitor.cursor.until if monitor.cursor else None),

@@ -61,14 +61,14 @@ async def events(
 ) -> Response:
     """List records by id, always a page; Metasched-Next-Cursor is where the next page begins.
 
-    `newest`: the last ones, and the cursor is behind all. `wait`: if there is none, wait so many
-    seconds for one.
+    `newest`: the last records, and the cursor is behind all. `wait`: if there is none, wait so
+    many seconds for a record.
     """
     if not caller.operator and user not in (None, caller.user):
         raise ForbiddenError(
             f"only operators see events of {user}, and you are {caller.user}; leave out --user"
         )
-    wanted = AuditFilter(
+    audit_filter = AuditFilter(
         since=since,
         until=until,
         user=user,
@@ -80,7 +80,7 @@ async def events(
     [after] = (0,) if cursor is None else decode_cursor(cursor, 1)
 
     def read_page() -> tuple[list[dict[str, Any]], int]:
-        rows, position = daemon.ledger.audit_page(wanted, after, limit or PAGE, newest=newest)
+        rows, position = daemon.ledger.audit_page(audit_filter, after, limit or PAGE, newest=newest)
         return [_event_row(row, caller) for row in rows], position
 
     deadline = time.monotonic() + wait

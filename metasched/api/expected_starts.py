@@ -16,7 +16,7 @@ from metasched.forecast.estimates import StartEstimate
 from metasched.model.job import Job
 from metasched.units import iso
 
-MIN_GAIN = 60.0  # seconds by which a smaller request starts sooner, if it is named
+MIN_GAIN = 60.0  # least gain in seconds of a smaller request that is named
 MIN_SHARE = 0.1  # the same as a share of the wait
 
 
@@ -67,10 +67,10 @@ def deadline_warning(job: Job, start: StartEstimate | None) -> str | None:
 
 
 def smaller_requests(service: SchedulerService, task: Task, estimate: TaskEstimate | None) -> str:
-    """Describe the smallest changes by which a waiting task would start sooner, in a sentence.
+    """Describe the smallest changes that let a waiting task start sooner, in a sentence.
 
     Each is a new job of fewer processors or a shorter limit, behind all others: modified in its
-    place, the task starts no later. Of a job with licences of the site it is one with another
+    place, the task starts no later. For a job with licences of the site it is a job with another
     licence: probes take none, and a smaller job waits for the same tokens. "" if none is known.
     """
     if estimate is None:
@@ -84,10 +84,10 @@ def smaller_requests(service: SchedulerService, task: Task, estimate: TaskEstima
     for name in names:
         cpus, limit = task.job.cpus, limit_on(task.job, service.core.state.views[name])
         if needs_tokens:
-            found = service.forecaster.probe(name, cpus, limit)
-            if found is not None and found.median <= latest:
+            probed = service.forecaster.probe(name, cpus, limit)
+            if probed is not None and probed.median <= latest:
                 other = f"with a licence other than {' or '.join(licences)} that has free tokens"
-                texts.append(f"{other} on {name} at {iso(max(found.median, now))}")
+                texts.append(f"{other} on {name} at {iso(max(probed.median, now))}")
             continue
         probes = service.forecaster.probes(name)
         sizes = sorted({probe.cpus for probe in probes if probe.cpus < cpus}, reverse=True)
@@ -96,10 +96,10 @@ def smaller_requests(service: SchedulerService, task: Task, estimate: TaskEstima
             [(size, limit, f"with {size} processors") for size in sizes],
             [(cpus, seconds, f"with a limit of {seconds / 60:g} min") for seconds in limits],
         )
-        for smaller in requests:  # from the nearest to what was asked for
+        for smaller in requests:  # from the nearest to the present request
             for size, seconds, text in smaller:
-                found = service.forecaster.probe(name, size, seconds)
-                if found is not None and found.median <= latest:
-                    texts.append(f"{text} on {name} at {iso(max(found.median, now))}")
+                probed = service.forecaster.probe(name, size, seconds)
+                if probed is not None and probed.median <= latest:
+                    texts.append(f"{text} on {name} at {iso(max(probed.median, now))}")
                     break
     return f" A new job would start sooner {'; or '.join(texts)}." if texts else ""

@@ -51,7 +51,7 @@ _WAITING = QUEUED_OR_HELD | {State.DISPATCHING, State.PENDING}
 
 
 class _Reading(NamedTuple):
-    """What the database says of a job and the task to explain."""
+    """Stored data of a job and of the task to explain."""
 
     job_row: dict[str, Any]
     tuned: list[RecordedChange]
@@ -76,10 +76,10 @@ async def explain(
         job_id, index = find_visible_job(daemon.ledger, caller, job)
         job_row = daemon.ledger.job_row(job_id)
         assert job_row is not None
-        wanted, counts = TaskFilter([(job_id, index)]), Counter[str]()
+        task_filter, counts = TaskFilter([(job_id, index)]), Counter[str]()
         candidates: list[dict[str, Any]] = []  # a task of each page and each run
-        runs = daemon.ledger.selected_runs(wanted)
-        for page in daemon.ledger.status_pages(wanted, with_runs=False):
+        runs = daemon.ledger.selected_runs(task_filter)
+        for page in daemon.ledger.status_pages(task_filter, with_runs=False):
             counts.update(task["state"] for task in page.rows)
             candidates += sorted(page.rows, key=_order_of_explanation)[:1]
         for run in runs:
@@ -114,7 +114,7 @@ async def explain(
         standing = service.core.fair_share.standing_of(task.job)
     task_id = job_id, row["task_index"]
     expectation, estimate = service.expected_start(task_id), service.estimate(task_id)
-    told = estimate.made if estimate else expectation.reported_at if expectation else None
+    estimated_at = estimate.made if estimate else expectation.reported_at if expectation else None
     obstacle = ""
     if row["state"] == State.PENDING:
         obstacle = service.forecaster.obstacle(row["cluster"])
@@ -139,7 +139,7 @@ async def explain(
         "expected_start": iso(shown_start(expectation, estimate)),
         "expected_early": iso(estimate.start.early) if estimate else None,
         "expected_late": iso(estimate.start.late) if estimate else None,
-        "expected_told": iso(told),
+        "expected_told": iso(estimated_at),
         "priority": job_row["priority"],
         "parts": msgspec.json.decode(job_row["parts"]),
         "ratings": ratings_row(msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)),
@@ -169,14 +169,14 @@ def ratings_row(job: Job) -> SiteRatingsRow | None:
 
 
 def compared_load(cause: str) -> str | None:
-    """Return what a dispatch of that cause compared; None: nothing, or not by a forecast's load."""
+    """Return the kind of load that a dispatch compared; None: none, or no forecast's load."""
     if cause.startswith(BY_FORECAST):
         return "forecast"
     return "observed" if cause.startswith(BY_OBSERVED_WORK) else None
 
 
 def _tuning_row(recorded: RecordedChange) -> TuningRow:
-    """Return the change by which a parameter had its values when the job was submitted."""
+    """Return the change that set a parameter's values before the job was submitted."""
     change = recorded.change
     return {
         "parameter": change.parameter,

@@ -22,7 +22,7 @@ from metasched.model.job_token import JobToken, key_of, parse_job_token
 from metasched.model.listing import TaskClaim
 
 CLAIM_TIMEOUT = 10.0  # seconds for a look at the shared filesystem
-CLAIM_THREADS = 4  # of each filesystem: one that hangs stops its own new tokens only
+CLAIM_THREADS = 4  # of each filesystem: if it hangs, only its own new tokens stop
 MAX_REGISTERED = 10_000  # tokens that are remembered
 
 
@@ -41,23 +41,23 @@ class ClaimThreads:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
 
-        def finish(found: bool, error: Exception | None) -> None:
+        def finish(is_registered: bool, error: Exception | None) -> None:
             free.release()
             if answer.done():
                 return
             if error is None:
-                answer.set_result(found)
+                answer.set_result(is_registered)
             else:
                 answer.set_exception(error)
 
         def look() -> None:
-            found, problem = False, None
+            is_registered, problem = False, None
             try:
-                found = has_registered(claim, digest)
+                is_registered = has_registered(claim, digest)
             except Exception as error:  # it is raised in the caller
                 problem = error
             with suppress(RuntimeError):  # the daemon has ended
-                loop.call_soon_threadsafe(finish, found, problem)
+                loop.call_soon_threadsafe(finish, is_registered, problem)
 
         # an executor would wait for its threads at the end of the process
         Thread(target=look, name="job-token", daemon=True).start()

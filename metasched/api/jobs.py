@@ -114,8 +114,8 @@ async def status(
         )
 
     def list_page() -> Response:
-        wanted, listed_since, after = _read_query(daemon, caller, query)
-        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE)
+        task_filter, listed_since, after = _read_query(daemon, caller, query)
+        page = daemon.ledger.status_page(task_filter, after, query.limit or MAX_PAGE)
         return _page_answer(page, listed_since, [_job_row(r, daemon.service) for r in page.rows])
 
     return await readers.run(request, kind, list_page)
@@ -133,8 +133,8 @@ async def details(
     """List jobs with their requests and clusters, always in pages."""
 
     def list_jobs() -> Response:
-        wanted, listed_since, after = _read_query(daemon, caller, query)
-        page = daemon.ledger.status_page(wanted, after, query.limit or MAX_PAGE, fold=fold)
+        task_filter, listed_since, after = _read_query(daemon, caller, query)
+        page = daemon.ledger.status_page(task_filter, after, query.limit or MAX_PAGE, fold=fold)
         stored = daemon.ledger.stored_jobs({row["job"] for row in page.rows})
         rows = [
             job_details(
@@ -179,7 +179,7 @@ def _read_query(
     if query.cursor is not None:
         listed_since, *position = decode_cursor(query.cursor, 3)
         after = (position[0], position[1])
-    wanted = TaskFilter(
+    task_filter = TaskFilter(
         named=requested,
         user=owner,
         states=parse_states(query.state),
@@ -189,7 +189,7 @@ def _read_query(
         reason=query.reason,
         licence=query.licence,
     )
-    return wanted, listed_since, after
+    return task_filter, listed_since, after
 
 
 def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Response:
@@ -200,11 +200,11 @@ def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Re
     return answer
 
 
-def _whole_listing(daemon: Daemon, wanted: TaskFilter) -> Iterator[bytes]:
+def _whole_listing(daemon: Daemon, task_filter: TaskFilter) -> Iterator[bytes]:
     """Yield the text of all pages as a single list."""
     pages = (
         msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
-        for page in daemon.ledger.status_pages(wanted)
+        for page in daemon.ledger.status_pages(task_filter)
     )
     yield from joined(b"[", pages, b"]")
 

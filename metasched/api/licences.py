@@ -30,7 +30,7 @@ from metasched.client.site_answers import (
     ReleasedTask,
     ReleasedTasks,
     TokenCounts,
-    TokenWindow,
+    TokenWindowRow,
 )
 from metasched.core.events import LicenceSet, LicencesReleased
 from metasched.core.scheduler import Core
@@ -91,7 +91,7 @@ async def licence_history(
 ) -> Response:
     """Return how many tokens were in use, free and waited for, in periods up to now.
 
-    All users see these counts, and nobody the holders of that time.
+    All users see these counts; no user sees the holders of that time.
     """
     if service.core.licences.configured_pool(name) is None:
         raise ApiError(404, f"there is no licence {quote_for_error(name)}; write one as listed")
@@ -233,7 +233,7 @@ def _token_counts(status: LicenceStatus) -> TokenCounts:
     }
 
 
-def _reserved_windows(core: Core, licence: str) -> Iterator[TokenWindow]:
+def _reserved_windows(core: Core, licence: str) -> Iterator[TokenWindowRow]:
     """Yield reservations that hold tokens of a licence, and limits of the calendar, by start."""
     now = time.time()
     for window in core.licences.windows(licence):

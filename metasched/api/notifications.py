@@ -1,4 +1,4 @@
-"""The route that lists notifications, and what the health of the daemon says of them."""
+"""The route that lists notifications, and their part in the health of the daemon."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def apply_mail(
     mail: MailSettings | None, user: str, request: JobRequest
 ) -> tuple[JobRequest, list[str]]:
     """Return the request with the mails that the site sends, and warnings about the others."""
-    wanted = request.mail
-    if wanted is None or not wanted.types:
+    requested = request.mail
+    if requested is None or not requested.types:
         return structs.replace(request, mail=None), []
     if mail is None:
         return structs.replace(request, mail=None), ["--mail-type: this site sends no mail"]
-    warnings, address = [], wanted.user
+    warnings, address = [], requested.user
     if address and not is_allowed(address, user, mail.domains):
         allowed = f"addresses at {', '.join(mail.domains)}" if mail.domains else "no addresses"
         warnings.append(
@@ -80,4 +80,4 @@ def apply_mail(
         address = ""
     if not address and not ADDRESS.fullmatch(user):
         return structs.replace(request, mail=None), ["--mail-type: your user name is no address"]
-    return structs.replace(request, mail=structs.replace(wanted, user=address)), warnings
+    return structs.replace(request, mail=structs.replace(requested, user=address)), warnings

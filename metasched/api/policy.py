@@ -1,4 +1,4 @@
-"""Routes that show the policy in force and its versions, and that put another one in force."""
+"""Routes that show the policy in force and its versions, and that put a policy in force."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _START_SHADOW = "start one by `metasched policy shadow FILE`"
 
 
 class _Act(BaseModel):
-    """Why, and what the caller believes to be in force."""
+    """The reason of an act, and the version that the caller believes to be in force."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,7 +62,7 @@ class ShadowRequest(BaseModel):
 
 
 class Undo(_Act):
-    """A request to put the policy before the present one in force."""
+    """A request to put the previous policy in force."""
 
 
 class Activation(_Act):
@@ -122,12 +122,12 @@ async def version(
     caller.require_operator("see the versions of the policy")
 
     def read() -> Response:
-        found = None
+        stored = None
         if 0 < number < 1 << 62:
-            found = daemon.ledger.policy_version(number)
-        if found is None:
+            stored = daemon.ledger.policy_version(number)
+        if stored is None:
             raise ApiError(404, f"no policy version {number}; see `metasched policy history`")
-        return encoded(_version_row(found) | {"text": found.text})
+        return encoded(_version_row(stored) | {"text": stored.text})
 
     return await readers.run(request, ReadingKind.NAMED, read)
 
@@ -176,7 +176,7 @@ async def run_shadow(
 
 @router.delete("/policy/shadow")
 async def end_shadow(caller: CurrentCaller, daemon: CurrentDaemon) -> ShadowRow:
-    """End the candidate; its comparison stays until another one runs."""
+    """End the candidate; its comparison stays until another candidate runs."""
     caller.require_operator("end the candidate policy")
     try:
         ended = await stop_shadow(daemon, caller.user)
@@ -211,7 +211,7 @@ async def activate_policy(
 async def undo_policy(
     caller: CurrentCaller, daemon: CurrentDaemon, request: Undo
 ) -> PolicyVersionRow:
-    """Put the policy before the present one in force, as a new version."""
+    """Put the previous policy in force, as a new version."""
     caller.require_operator("undo a policy")
     _require_line("reason", request.reason, MAX_NAME_LENGTH)
     try:

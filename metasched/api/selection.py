@@ -46,7 +46,7 @@ class SelectedTasks:
 
     job: int
     array: str | None  # its range, as submitted; None: the job is no array
-    indices: range  # at least one
+    indices: range  # never empty
     state: State  # before the request
     is_run: bool  # whether they had no row of their own when they were read
     user: str  # the owner
@@ -69,14 +69,17 @@ async def select_tasks(
         raise ApiError(422, f"nothing to {action}; name jobs, --user, --state or --cluster")
 
     def read() -> Iterator[list[SelectedTasks]]:
-        ledger, wanted = service.ledger, _task_filter(service.ledger, caller, action, selection)
+        ledger, task_filter = (
+            service.ledger,
+            _task_filter(service.ledger, caller, action, selection),
+        )
         # the runs first: a task that leaves its run meanwhile is in both
         yield [
             _selected(run.row, indices, True)
-            for run in ledger.selected_runs(wanted)
+            for run in ledger.selected_runs(task_filter)
             for indices in run.ranges()
         ]
-        for page in ledger.selected_tasks(wanted):
+        for page in ledger.selected_tasks(task_filter):
             yield [_selected(row, _single(row["task_index"]), False) for row in page.rows]
 
     for _ in range(MAX_READS):
@@ -84,7 +87,7 @@ async def select_tasks(
         selected = _with_present_states(service.core, list(chain(*pages)), runs)
         if selected is not None:
             break
-        service.store_group()  # what has ended since is read now
+        service.store_group()  # so that the reading sees tasks that have ended since
     else:
         raise ApiError(503, "the tasks end faster than they are read; nothing changed, try again")
     if not selected and selection.cluster is not None:
@@ -94,7 +97,7 @@ async def select_tasks(
 
 def _selected(row: Mapping[str, Any], indices: range, is_run: bool) -> SelectedTasks:
     state = State(row["state"])
-    user = intern(row["user"])  # one string for thousands of tasks
+    user = intern(row["user"])  # a shared string for thousands of tasks
     return SelectedTasks(row["job"], row["array"], indices, state, is_run, user)
 
 

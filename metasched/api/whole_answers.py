@@ -22,7 +22,7 @@ from metasched.api.readers import Readers, ReadingKind
 from metasched.errors import ApiError
 from metasched.paths import NEXT_CURSOR_HEADER
 
-MEMORY = 1 << 20  # bytes of an answer that stay in memory; a longer one is in a temporary file
+MEMORY = 1 << 20  # bytes of an answer that stay in memory; a longer answer is in a temporary file
 PORTION = 1 << 18  # bytes sent at a time
 LIVE_SECONDS = 0.005  # for which rows of the scheduler's state are read before others are served
 _JSON = "application/json"
@@ -98,11 +98,11 @@ async def live_answer(
 
     A page is a part of the rows by their positions; so these must not change.
     """
-    file, more = _new_file(request, readers), iter(rows)
+    file, later_rows = _new_file(request, readers), iter(rows)
     if page is not None and page.requested:
-        rows = islice(islice(more, page.after, None), page.size)
+        rows = islice(islice(later_rows, page.after, None), page.size)
     else:
-        rows, more = more, iter(())
+        rows, later_rows = later_rows, iter(())
 
     def store() -> Iterator[bool]:
         for part in joined(b"[", encoded_in_portions(rows), b"]"):
@@ -111,7 +111,7 @@ async def live_answer(
 
     await readers.run_in_loop(request, store())
     answer = file.answer()
-    if page is not None and next(more, None) is not None:
+    if page is not None and next(later_rows, None) is not None:
         answer.headers[NEXT_CURSOR_HEADER] = encode_cursor(page.after + page.size)
     return answer
 
@@ -144,7 +144,7 @@ async def live_page(
 
 
 def encoded_in_portions(rows: Iterable[object]) -> Iterator[bytes]:
-    """Yield lists of rows, each of which took the time of a portion."""
+    """Yield lists of rows; each took the time of a portion."""
     portion: list[object] = []
     until = time.perf_counter() + LIVE_SECONDS
     for row in rows:
@@ -163,7 +163,7 @@ def _new_file(request: Request, readers: Readers) -> AnswerFile:
 
 
 def joined(head: bytes, lists: Iterable[bytes], tail: bytes) -> Iterator[bytes]:
-    """Yield the parts of a JSON text with one list of the elements of several encoded lists."""
+    """Yield the parts of a JSON text that joins several encoded lists."""
     text, separator = head, b""
     for encoded in lists:
         if encoded == b"[]":

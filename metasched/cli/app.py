@@ -1,4 +1,4 @@
-"""The commands as a Typer application: help, completion, and usage errors in one line.
+"""The commands as a Typer application: help, completion, and usage errors in a single line.
 
 Only the module of the requested command is imported; help and completion import all modules.
 """
@@ -122,8 +122,10 @@ def run(arguments: Sequence[str]) -> int:
 def _completed_command() -> str:
     """Return the command whose words a shell completes; "" if it completes the command itself."""
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    words = line.split()
-    return words[1] if len(words) > 2 or (len(words) > 1 and line[-1:].isspace()) else ""
+    arguments = line.split()
+    return (
+        arguments[1] if len(arguments) > 2 or (len(arguments) > 1 and line[-1:].isspace()) else ""
+    )
 
 
 def _usage_message(error: Any, command_name: str) -> str:

@@ -78,7 +78,11 @@ def _after_list(incomplete: str, names: Iterable[str]) -> list[str]:
 def _quietly(read: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the distinct words that `read` gets from the daemon; none if that fails."""
     try:
-        words = read(daemon_address())
-        return [word for word in dict.fromkeys(words) if word.isprintable() and " " not in word]
+        candidates = read(daemon_address())
+        return [
+            candidate
+            for candidate in dict.fromkeys(candidates)
+            if candidate.isprintable() and " " not in candidate
+        ]
     except Exception:  # whatever it is: a message would garble the line of the shell
         return []

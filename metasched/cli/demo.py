@@ -231,16 +231,16 @@ def _run_workload(
                 number, job = waiting.pop(0)
                 submission = _submission(job, number, folder)
                 answer = client.submit(to_builtins(submission))[0]
-                known = {"deadline": submission.jobs[0].deadline, "cpus": job.cpus}
-                submitted[answer["job"]] = known
-            found = [{**row, **submitted[row["job"]]} for row in client.jobs(all="1")]
-            rows = [row for row in found if row["job"] != inside]
-            [reserved] = [row for row in found if row["job"] == inside]
+                attributes = {"deadline": submission.jobs[0].deadline, "cpus": job.cpus}
+                submitted[answer["job"]] = attributes
+            all_rows = [{**row, **submitted[row["job"]]} for row in client.jobs(all="1")]
+            rows = [row for row in all_rows if row["job"] != inside]
+            [reserved] = [row for row in all_rows if row["job"] == inside]
             elapsed = time.monotonic() - started_at
             promise = _describe_window(_summarise_window(window, reserved))
             lines = _render(client.clusters(), rows, len(planned), elapsed)
             live.update(Group(promise, lines))
-            if not waiting and all(row["state"] in FINAL_STATES for row in found):
+            if not waiting and all(row["state"] in FINAL_STATES for row in all_rows):
                 break
             time.sleep(0.2)
     if not console.is_terminal:
@@ -267,8 +267,8 @@ def _summarise_window(window: ReservationRow, row: dict[str, Any]) -> dict[str, 
 
 def _describe_window(summary: dict[str, Any]) -> str:
     begin, end = (f"{datetime.fromisoformat(summary[key]):%H:%M:%S}" for key in ("start", "end"))
-    what = f"{summary['cpus']} processors of {summary['cluster']} from {begin} to {end}"
-    line = f"Reservation of {what}: its job is {summary['job']}"
+    description = f"{summary['cpus']} processors of {summary['cluster']} from {begin} to {end}"
+    line = f"Reservation of {description}: its job is {summary['job']}"
     if summary["start_delay"] is None:
         return line
     return f"{line}, it started {summary['start_delay']:.1f} s after the start of the window"

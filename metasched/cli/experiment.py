@@ -166,8 +166,8 @@ def _trace_file(
     if trace is None and cpus is None:
         return None
     if trace is None or cpus is None:
-        given, missing = ("--cpus", "--trace") if trace is None else ("--trace", "--cpus")
-        raise UserError(f"{given} without {missing}; give both")
+        present, missing = ("--cpus", "--trace") if trace is None else ("--trace", "--cpus")
+        raise UserError(f"{present} without {missing}; give both")
     if save is not None or resume is not None:
         option = "--save" if save is not None else "--resume"
         raise UserError(f"results of another trace are not kept, {option}; use --json")

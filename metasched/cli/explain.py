@@ -89,8 +89,8 @@ def explain(job: JobArgument, json: JsonOption = False, config: ConfigOption = N
 def _print_usage(usage: Mapping[str, Any]) -> None:
     """Print what an ended job used, as far as its manager reported it."""
     parts = [
-        f"{format_duration(usage[key])} of {what}"
-        for key, what in (("elapsed", "time"), ("cpu_seconds", "processor time"))
+        f"{format_duration(usage[key])} of {label}"
+        for key, label in (("elapsed", "time"), ("cpu_seconds", "processor time"))
         if usage[key] is not None
     ]
     if usage["max_memory"] is not None:
@@ -153,14 +153,14 @@ def describe_ratings(ratings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_policies(versions: Mapping[str, Any]) -> str:
-    """Return a line on the policy that decided, and by which load; "": none is recorded."""
+    """Return a line on the policy and the load that decided; "": none is recorded."""
     priority, placement = versions.get("priority"), versions.get("placement")
     load = _LOADS.get(versions.get("load") or "", "")
     if priority is not None and priority == placement:
         return f"Policy version {priority} decided priority and placement.{load}"
     parts = [
-        f"version {number} decided the {what}"
-        for number, what in ((priority, "priority"), (placement, "placement"))
+        f"version {number} decided the {decision}"
+        for number, decision in ((priority, "priority"), (placement, "placement"))
         if number is not None
     ]
     return f"Policy {', '.join(parts)}.{load}" if parts else load.strip()

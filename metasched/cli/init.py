@@ -83,7 +83,7 @@ def site(
     """
     from metasched.cli.site_setup import set_up_site
 
-    given = {
+    options = {
         "slurm": slurm,
         "gridengine": gridengine,
         "local": local,
@@ -92,7 +92,7 @@ def site(
         "database": database,
     }
     return set_up_site(
-        {name: value for name, value in given.items() if value},
+        {name: value for name, value in options.items() if value},
         dry_run=dry_run,
         ask=not yes,
         force=force,

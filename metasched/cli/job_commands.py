@@ -1,4 +1,4 @@
-"""What the commands `status`, `cancel`, `hold`, `release`, `wait` and `output` do.
+"""The commands `status`, `cancel`, `hold`, `release`, `wait` and `output`, without their options.
 
 Users' tools call them in loops, so this module loads nothing slow: see `quick_start`.
 """
@@ -109,7 +109,7 @@ def _report_missing(ids: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> in
     code = 0
     for id in ids:
         if id.isdecimal():
-            # the number of a task of an array names that task; rows without numbers do not tell
+            # the number of a task of an array names that task; rows may have no numbers
             in_array = not numbers and any(j < int(id) for j, task in listed if task is not None)
             is_listed = int(id) in jobs or int(id) in numbers or in_array
             # the numbers of an array follow each other
@@ -133,14 +133,14 @@ def own_states(text: str | None) -> str | None:
     """Return states in metasched's words; Slurm's are translated: PENDING, R, oom.
 
     A state in lower case is metasched's: its `pending` is only a part of Slurm's. A state that
-    metasched does not tell from others, as CG, selects these, too.
+    metasched has only as a part of others, as CG, selects these, too.
     """
     if text is None:
         return None
     from metasched.drop_in.job import own_states, wider_state
 
-    found = [own_states(word) or [wider_state(word)] for word in text.split(",")]
-    return ",".join(dict.fromkeys(state for states in found for state in states))
+    states_by_name = [own_states(name) or [wider_state(name)] for name in text.split(",")]
+    return ",".join(dict.fromkeys(state for states in states_by_name for state in states))
 
 
 def _exact_states(text: str | None) -> str | None:
@@ -148,10 +148,10 @@ def _exact_states(text: str | None) -> str | None:
     from metasched.drop_in.job import own_states as exact_states
     from metasched.drop_in.job import wider_state
 
-    for word in text.split(",") if text else ():
-        if not exact_states(word):
-            problem = f"{word} is not told from other states, --state"
-            raise UserError(f"{problem}; name jobs, or use {wider_state(word)}")
+    for name in text.split(",") if text else ():
+        if not exact_states(name):
+            problem = f"{name} is not told from other states, --state"
+            raise UserError(f"{problem}; name jobs, or use {wider_state(name)}")
     return own_states(text)
 
 
@@ -188,7 +188,7 @@ def change_jobs(
 
 
 def print_changes(changes: Sequence[FoldedChange], as_json: bool) -> None:
-    """Print the state before and after a change for each task; without JSON, equal ones at once."""
+    """Print the state before and after a change for each task; without JSON, fold equal tasks."""
     if as_json:
         print(json.dumps(unfold(changes), indent=2))
         return
@@ -282,9 +282,9 @@ def print_output(
 
 def _no_output(client: Client, job: str, path: str, follow: bool) -> NotFound:
     """Return the error for a job whose output file is missing."""
-    found = sorted({row["state"] for row in client.jobs([job])})
-    states = ", ".join(found)
-    if ENDED.issuperset(found):
+    distinct = sorted({row["state"] for row in client.jobs([job])})
+    states = ", ".join(distinct)
+    if ENDED.issuperset(distinct):
         return NotFound(
             f"no output, job {job} has ended ({states}), {path}; see `metasched explain {job}`"
         )
@@ -293,7 +293,7 @@ def _no_output(client: Client, job: str, path: str, follow: bool) -> NotFound:
 
 
 def _open_job_check(client: Client, job: str) -> Callable[[], bool]:
-    """Return a function that tells whether the job is open, querying at most once a second."""
+    """Return a function that checks whether the job is open, by a query a second at most."""
     still_open, last_query = True, 0.0
 
     def is_open() -> bool:

@@ -16,8 +16,8 @@ TAIL_BYTES = 8192  # of a file that are read for them
 
 def print_end(client: Client, job: str) -> None:
     """Print how a job ended that ran and did not complete; nothing of others."""
-    [row, *others] = client.job_details([job])
-    if others or row["state"] not in ENDED - {"completed", "rejected"} or not row["started"]:
+    [row, *other_rows] = client.job_details([job])
+    if other_rows or row["state"] not in ENDED - {"completed", "rejected"} or not row["started"]:
         return
     try:
         paths = client.output(job)

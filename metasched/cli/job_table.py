@@ -1,4 +1,4 @@
-"""The table of `status`: its columns, their order, and the tasks of an array on one line."""
+"""The table of `status`: its columns, their order, and the tasks of an array on a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Line:
     """A task, or equal tasks of an array."""
 
     def __init__(self, label: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """`rows`: of `GET /jobs/details`, or of `GET /jobs`, which lacks some values."""
+        """`rows`: of `GET /jobs/details`, or of `GET /jobs`, which has fewer values."""
         self.label, self.rows = label, rows
         self.row = rows[0]
 
@@ -59,14 +59,14 @@ class Line:
     @property
     def cpu_seconds(self) -> float | None:
         """Processor time of all tasks on the line; None: not reported."""
-        known = [row["cpu_seconds"] for row in self.rows if row.get("cpu_seconds") is not None]
-        return sum(known) if known else None
+        values = [row["cpu_seconds"] for row in self.rows if row.get("cpu_seconds") is not None]
+        return sum(values) if values else None
 
     @property
     def max_memory(self) -> int | None:
         """MiB: the largest of the tasks; None: not reported."""
-        known = [row["max_memory"] for row in self.rows if row.get("max_memory") is not None]
-        return max(known, default=None)
+        values = [row["max_memory"] for row in self.rows if row.get("max_memory") is not None]
+        return max(values, default=None)
 
     @property
     def same_for_all(self) -> Mapping[str, Any]:
@@ -74,8 +74,8 @@ class Line:
         return self.row if len(self.rows) == 1 else {}
 
 
-class Column:
-    """A column: its heading, the value by which lines are sorted, and the text of a value."""
+class TableColumn:
+    """A column: its heading, the sort key of a line, and the text of a value."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Column:
         self.heading, self.value, self.text = heading, value, text
 
 
-def _of_row(key: str) -> Column:
-    return Column(key.upper(), lambda line: line.row.get(key))
+def _of_row(key: str) -> TableColumn:
+    return TableColumn(key.upper(), lambda line: line.row.get(key))
 
 
 def _duration(seconds: float | None) -> str:
@@ -95,31 +95,31 @@ def _duration(seconds: float | None) -> str:
 
 
 COLUMNS = {
-    "job": Column(
+    "job": TableColumn(
         "JOB",
         lambda line: (line.row["job"], line.row.get("task") or 0, line.label),
         lambda key: key[2],
     ),
     **{key: _of_row(key) for key in ("name", "user", "state")},
-    "code": Column("ST", lambda line: Job(line.row).code),
-    "time": Column("TIME", lambda line: line.time_used, _duration),
-    "left": Column("LEFT", lambda line: line.time_left, _duration),
-    "nodes": Column("NODES", lambda line: line.node_count),
+    "code": TableColumn("ST", lambda line: Job(line.row).code),
+    "time": TableColumn("TIME", lambda line: line.time_used, _duration),
+    "left": TableColumn("LEFT", lambda line: line.time_left, _duration),
+    "nodes": TableColumn("NODES", lambda line: line.node_count),
     "cpus": _of_row("cpus"),
-    "cluster_reason": Column("CLUSTER (REASON)", lambda line: line.cluster_reason),
+    "cluster_reason": TableColumn("CLUSTER (REASON)", lambda line: line.cluster_reason),
     **{key: _of_row(key) for key in ("cluster", "reason", "priority")},
     **{key: _of_row(key) for key in ("partition", "account", "qos")},
-    "cpu_time": Column("CPU_TIME", lambda line: line.cpu_seconds, _duration),
-    "max_memory": Column("MAX_MEMORY", lambda line: line.max_memory, format_memory),
-    "native_id": Column("NATIVE_ID", lambda line: line.same_for_all.get("native_id")),
-    "node_list": Column("NODE_LIST", lambda line: line.same_for_all.get("node_list")),
-    "submitted": Column("SUBMITTED", lambda line: line.earliest("submitted"), format_time),
-    "expected_start": Column(
+    "cpu_time": TableColumn("CPU_TIME", lambda line: line.cpu_seconds, _duration),
+    "max_memory": TableColumn("MAX_MEMORY", lambda line: line.max_memory, format_memory),
+    "native_id": TableColumn("NATIVE_ID", lambda line: line.same_for_all.get("native_id")),
+    "node_list": TableColumn("NODE_LIST", lambda line: line.same_for_all.get("node_list")),
+    "submitted": TableColumn("SUBMITTED", lambda line: line.earliest("submitted"), format_time),
+    "expected_start": TableColumn(
         "EXPECTED_START", lambda line: line.earliest("expected_start"), format_time
     ),
-    "started": Column("STARTED", lambda line: line.earliest("started"), format_time),
-    "ended": Column("ENDED", lambda line: line.latest("ended"), format_time),
-    "exit": Column("EXIT", lambda line: line.row["exit_code"]),
+    "started": TableColumn("STARTED", lambda line: line.earliest("started"), format_time),
+    "ended": TableColumn("ENDED", lambda line: line.latest("ended"), format_time),
+    "exit": TableColumn("EXIT", lambda line: line.row["exit_code"]),
 }
 
 
@@ -130,7 +130,7 @@ def parse_columns(text: str, option: str) -> list[str]:
     """
     if text == "all":
         return list(COLUMNS)
-    names = [word.strip().lower() for word in text.split(",")]
+    names = [column_name.strip().lower() for column_name in text.split(",")]
     for name in names:
         if name.removeprefix("-" if option == "--sort" else "") not in COLUMNS:
             raise UserError(f"{name!r} is no column, {option}; use {', '.join(COLUMNS)}")

@@ -144,12 +144,12 @@ def _summary(help: str) -> str:
 
 
 def _synopsis(name: str, command: Any) -> str:
-    words = [
+    terms = [
         rf"\fI{_escape(parameter.metavar or parameter.name.upper())}\fR"
         for parameter in command.params
         if parameter.param_type_name == "argument"
     ]
-    return " ".join([rf"\fBmetasched {_escape(name)}\fR", r"[\fIOPTIONS\fR]", *words])
+    return " ".join([rf"\fBmetasched {_escape(name)}\fR", r"[\fIOPTIONS\fR]", *terms])
 
 
 def _paragraphs(help: str) -> Iterator[str]:

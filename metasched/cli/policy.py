@@ -56,8 +56,8 @@ policy = typer.Typer(
 
 def _complete_policy(incomplete: str) -> list[str]:
     """Return words and policy files that begin so."""
-    words = [word for word in (LIVE, DEFAULT) if word.startswith(incomplete)]
-    return words + _complete_file(incomplete)
+    names = [name for name in (LIVE, DEFAULT) if name.startswith(incomplete)]
+    return names + _complete_file(incomplete)
 
 
 def _complete_file(incomplete: str) -> list[str]:
@@ -235,10 +235,12 @@ def check_plugin(
 
     kinds = [kind for kind in PlugInKind if name in installed(kind)]
     if not kinds:
-        known = ", ".join(sorted({each for kind in PlugInKind for each in installed(kind)}))
+        installed_names = ", ".join(
+            sorted({each for kind in PlugInKind for each in installed(kind)})
+        )
         raise UserError(
             f"no heuristic {quote_for_error(name)} is installed here, NAME; "
-            + (f"there are {known}" if known else "install its package")
+            + (f"there are {installed_names}" if installed_names else "install its package")
         )
     parameters = tuple(map(_parameter, settings or ()))
     problems = []

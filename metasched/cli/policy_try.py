@@ -136,9 +136,9 @@ def try_policy(options: TryOptions) -> int:
 def _read_source(
     options: TryOptions, since: float | None, until: float | None
 ) -> tuple[RecordedPeriod, Database | None]:
-    """Return what the options name, and the database if it is the record of one."""
+    """Return the period that the options name, and its database if it has any."""
     accounting, trace = options.sacct or options.qacct, options.trace
-    for given, option, applies, remedy in (
+    for value, option, applies, remedy in (
         (options.clusters, "--clusters", trace, "it is for --trace; leave it out"),
         (options.cpus, "--cpus", accounting, "it is for --sacct and --qacct; leave it out"),
         (options.database, "--database", not (trace or accounting), "name one source of jobs"),
@@ -150,7 +150,7 @@ def _read_source(
             "a trace has no dates",
         ),
     ):
-        if given is not None and not applies:
+        if value is not None and not applies:
             raise UserError(f"{option} does not go with the other options; {remedy}")
     if trace is not None:
         return _traced_period(options, trace), None

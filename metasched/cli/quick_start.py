@@ -54,15 +54,15 @@ WORDS = {"wait": (1, 10_000), "output": (1, 1)}  # least and most of them, if bo
 def parse_plain(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]] | None:
     """Return the words and the options by parameter of a plain command line, else None."""
     command, *rest = arguments
-    words: list[str] = []
+    positional: list[str] = []
     options: dict[str, Any] = {}
     remaining = iter(rest)
-    for word in remaining:
-        name, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            words.append(word)
-        elif word in FLAGS[command]:
-            options[FLAGS[command][word]] = True
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("-"):
+            positional.append(argument)
+        elif argument in FLAGS[command]:
+            options[FLAGS[command][argument]] = True
         elif name in VALUES[command]:
             value = value if equals else next(remaining, "")
             if not value or value.startswith("-"):
@@ -70,10 +70,10 @@ def parse_plain(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]] | 
             options[VALUES[command][name]] = value
         else:
             return None
-    few, many = WORDS.get(command, (0, len(words)))
-    if not all(words) or not few <= len(words) <= many:
+    few, most = WORDS.get(command, (0, len(positional)))
+    if not all(positional) or not few <= len(positional) <= most:
         return None
-    return words, options
+    return positional, options
 
 
 def run_plain(arguments: Sequence[str]) -> int | None:
@@ -85,12 +85,12 @@ def run_plain(arguments: Sequence[str]) -> int | None:
         return None
     from metasched.cli import job_commands
 
-    command, (words, options) = arguments[0], parsed
+    command, (positional, options) = arguments[0], parsed
     if command == "output":
-        return job_commands.print_output(words[0], **options)
+        return job_commands.print_output(positional[0], **options)
     if command == "wait":
-        return job_commands.wait_for_jobs(words, **options)
+        return job_commands.wait_for_jobs(positional, **options)
     if command == "status":
-        return job_commands.list_jobs(words, **options)
-    job_commands.change_jobs(command, words, **options)
+        return job_commands.list_jobs(positional, **options)
+    job_commands.change_jobs(command, positional, **options)
     return 0

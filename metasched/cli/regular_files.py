@@ -21,10 +21,10 @@ def open_regular(path: str) -> BinaryIO:
     The owner of a job chose the path, and another may look: to open a FIFO would block, and to open
     a device would have effects. So the file is opened once it is known to be neither.
     """
-    place = os.open(path, os.O_PATH)
+    descriptor = os.open(path, os.O_PATH)
     try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise NotRegularError(errno.EINVAL, "not a regular file", path)
-        return open(f"/proc/self/fd/{place}", "rb")
+        return open(f"/proc/self/fd/{descriptor}", "rb")
     finally:
-        os.close(place)
+        os.close(descriptor)

@@ -23,7 +23,7 @@ from metasched.model.report_figures import (
     OTHERS,
     PLOTS,
     TIME_KEYS,
-    Column,
+    ReportColumn,
     stacked_over_time,
 )
 from metasched.units import ParseError, parse_duration, parse_names, quote_for_error
@@ -200,12 +200,12 @@ def _table(kind: str, names: Sequence[str], answer: Report) -> tuple[list[str], 
     return headings, rows
 
 
-def _is_known(column: Column, rows: Rows) -> bool:
-    """Whether a row has a value of a column."""
+def _is_known(column: ReportColumn, rows: Rows) -> bool:
+    """Return whether a row has a value of a column."""
     return any(row[column.name] is not None for row in rows)
 
 
-def _texts(columns: Sequence[Column], row: dict[str, Any]) -> list[str]:
+def _texts(columns: Sequence[ReportColumn], row: dict[str, Any]) -> list[str]:
     values = [row[column.name] for column in columns]
     return [
         _UNKNOWN if value is None else column.text(value)
@@ -213,7 +213,7 @@ def _texts(columns: Sequence[Column], row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _csv(names: Sequence[str], columns: Sequence[Column], rows: Rows) -> str:
+def _csv(names: Sequence[str], columns: Sequence[ReportColumn], rows: Rows) -> str:
     """Return the rows as CSV: figures as numbers in the units of JSON."""
     import csv
     import io

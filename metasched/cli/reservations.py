@@ -214,7 +214,7 @@ def _reserve_series(options: ReserveOptions, now: float) -> None:
     duration = terms.pop("longest")
     for name in ("shortest", "ready", "deadline"):
         del terms[name]
-    until = _parse_option("--until", options.until, lambda given: parse_last_day(given, now))
+    until = _parse_option("--until", options.until, lambda text: parse_last_day(text, now))
     terms |= {"every": options.every, "duration": duration, "until": until}
     if options.zone is not None:
         terms["zone"] = options.zone
@@ -301,7 +301,7 @@ def _print_offers(offers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _size_and_duration(options: ReserveOptions, duration: float | None) -> dict[str, float]:
-    """Return the ranges of size and duration, of which only one can be open."""
+    """Return the ranges of size and duration; only one of them can be open."""
     size = _parse_option("--size", options.size, parse_count)
     at_least, at_most = options.at_least, options.at_most
     if (at_least is None) != (at_most is None):

@@ -180,12 +180,14 @@ def _policies(options: SimulateOptions) -> list[str]:
 
 def _parameters(options: SimulateOptions) -> dict[str, object]:
     """Return the options that a report lists for every kind of run."""
-    given = {
+    named_values = {
         "clusters": options.clusters,
         "reservations": options.reservations,
         "jobs": options.jobs,
     }
-    parameters: dict[str, object] = {key: text for key, text in given.items() if text is not None}
+    parameters: dict[str, object] = {
+        key: text for key, text in named_values.items() if text is not None
+    }
     return parameters | ({"set": " ".join(options.settings)} if options.settings else {})
 
 

@@ -28,7 +28,7 @@ from metasched.errors import UserError
 
 if TYPE_CHECKING:
     from metasched.tuning.inputs import InputSources, TuningInputs
-    from metasched.tuning.outcome import JudgedTrial, Outcome
+    from metasched.tuning.outcome import JudgedTrial, StudyResult
     from metasched.tuning.search_space import SearchSpace
 
 MAX_TRIALS = 10_000
@@ -224,7 +224,7 @@ def _search(
     space: SearchSpace,
     objectives: tuple[str, ...],
     description: Mapping[str, Any],
-) -> tuple[Outcome, dict[str, float]]:
+) -> tuple[StudyResult, dict[str, float]]:
     """Run the missing trials and the test; return the outcome and the rate of this process."""
     from metasched.tuning.outcome import judge
     from metasched.tuning.study import Study, file_storage, open_study
@@ -295,11 +295,13 @@ def _same_command(storage: str) -> str:
     from metasched.tuning.study import hidden_password
 
     hidden = hidden_password(storage) if storage else ""
-    words = [word.replace(storage, hidden) if storage else word for word in sys.argv[1:]]
-    return shlex.join(["metasched", *words])
+    arguments = [
+        argument.replace(storage, hidden) if storage else argument for argument in sys.argv[1:]
+    ]
+    return shlex.join(["metasched", *arguments])
 
 
-def _print_outcome(outcome: Outcome, options: TuneOptions) -> None:
+def _print_outcome(outcome: StudyResult, options: TuneOptions) -> None:
     from metasched.tuning.outcome import changed_keys
     from metasched.tuning.tuned_policy import verdict
 
@@ -324,7 +326,7 @@ def _print_outcome(outcome: Outcome, options: TuneOptions) -> None:
     print(f"\n{verdict(outcome)} Written to {printable(str(options.out))}.")
 
 
-def _row(outcome: Outcome, judged: JudgedTrial) -> list[str]:
+def _row(outcome: StudyResult, judged: JudgedTrial) -> list[str]:
     cells = ["present" if judged is outcome.present else str(judged.trial.number)]
     for index, name in enumerate(outcome.objectives):
         difference = judged.difference[name]

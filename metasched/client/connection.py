@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from metasched.client.remote import RemoteDaemon
 
 TIMEOUT = 60.0  # seconds for a response
-FAILOVER_TIME = 20.0  # seconds for which one of several daemons may take over from another
-READY_TIMEOUT = 3.0  # seconds for one of several daemons to say whether it serves
+FAILOVER_TIME = 20.0  # seconds for a standby daemon to take over from the active daemon
+READY_TIMEOUT = 3.0  # seconds for each of several daemons to answer whether it serves
 SAME_DAEMON_TIMEOUT = 1.0  # the same for a daemon that seems to be replaced
 TAKEOVER_CHECK_INTERVAL = 2.0  # seconds without an answer between looks for another active daemon
 _TAKEOVER_LOOK = 0.25  # seconds between looks whether such a look has ended
@@ -201,7 +201,7 @@ class Connection:
     ) -> tuple[int, bytes, dict[str, str]]:
         """Send a whole request and read the response; close the connection.
 
-        `daemons`: the one at the other end, then its standbys.
+        `daemons`: the daemon at the other end, then its standbys.
         """
         answer = bytearray()
         with connection:
@@ -265,7 +265,7 @@ class Connection:
     def _connections(
         self, method: str, target: str, body: bytes
     ) -> Iterator[tuple[socket.socket, str, tuple[RemoteDaemon, ...]]]:
-        """Yield connections with header fields that authenticate the request, until one serves.
+        """Yield connections with header fields that authenticate the request, until it is served.
 
         Each comes with its daemon and the standbys of that.
         """
@@ -284,8 +284,8 @@ class Connection:
 
         try:
             daemons = [RemoteDaemon(url, job_daemon) for url in self.path.split(",")]
-            known = next((d for d in daemons if d.url == self._active_url), None)
-            remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME, known)
+            active = next((d for d in daemons if d.url == self._active_url), None)
+            remote = active_daemon(daemons, READY_TIMEOUT, FAILOVER_TIME, active)
             standbys = (daemon for daemon in daemons if daemon is not remote)
             choice = (remote, *standbys)
             for connection, header in remote.connections(method, target, body, self.timeout):
@@ -324,10 +324,10 @@ class Connection:
 
 
 def _is_timeout(error: OSError) -> bool:
-    """Whether a socket gave up; before Python 3.10 its error is no TimeoutError."""
+    """Return whether a socket gave up; before Python 3.10 its error is no TimeoutError."""
     return type(error).__name__ in ("TimeoutError", "timeout")
 
 
 def _may_be_unknown(status: int, message: str) -> bool:
-    """Whether a daemon may have refused a route or a field because it does not know it."""
+    """Return whether a daemon may have refused a route or a field because it does not know it."""
     return status in (405, 422) or (status == 404 and message.startswith("Not Found: "))

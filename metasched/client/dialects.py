@@ -38,32 +38,32 @@ def read_dialects(script: str, file: str) -> SbatchOptions:
     """
     options = SbatchOptions(script)
     lines = dialect_lines(script)
-    others = [prefix for prefix in PREFIXES if lines.get(prefix)]
+    other_prefixes = [prefix for prefix in PREFIXES if lines.get(prefix)]
     if "#SBATCH" in lines:
-        if others:
-            names = " and ".join(others)
+        if other_prefixes:
+            names = " and ".join(other_prefixes)
             options.warnings.append(f"{names} lines are not read beside #SBATCH lines, {file}")
         return options
-    if LSF in others:
+    if LSF in other_prefixes:
         raise DirectiveError(
             "#BSUB lines are not understood",
             f"{file} line {lines[LSF][0][0]}",
             "write #SBATCH lines, or delete it",
         )
-    for prefix in others:
-        words = [
-            (word, f"{file} line {number}")
+    for prefix in other_prefixes:
+        arguments = [
+            (argument, f"{file} line {number}")
             for number, text in lines[prefix]
-            for word in _split(text, f"{file} line {number}")
+            for argument in _split(text, f"{file} line {number}")
         ]
         if prefix == GRID_ENGINE:
             from metasched.client.gridengine_directives import convert_gridengine
 
-            convert_gridengine(words, options)
+            convert_gridengine(arguments, options)
         else:
             from metasched.client.pbs_directives import convert_pbs
 
-            convert_pbs(words, options)
+            convert_pbs(arguments, options)
     return options
 
 

@@ -20,7 +20,7 @@ REFUSED = "refused"
 
 
 class DirectiveError(ParseError):
-    """A line that refuses the job. The message is one line: problem, place; remedy."""
+    """A directive that makes the job invalid. The message is a line: problem, place; remedy."""
 
     def __init__(self, problem: str, location: str, fix: str) -> None:
         super().__init__(f"{problem}, {location}", fix)
@@ -45,10 +45,12 @@ class SbatchOptions:
     """Options of sbatch, by their long names, with the places that ask for them."""
 
     def __init__(self, script: str) -> None:
-        words = script.partition("\n")[0][2:].split()
+        interpreter = script.partition("\n")[0][2:].split()
         # of the script's first line; `#!/usr/bin/env bash` names bash
         self.interpreter = (
-            words[1] if words[1:] and words[0].endswith("/env") else "".join(words[:1])
+            interpreter[1]
+            if interpreter[1:] and interpreter[0].endswith("/env")
+            else "".join(interpreter[:1])
         )
         self.values: dict[str, tuple[str | None, str]] = {}  # None: a flag
         self.warnings: list[str] = []

@@ -61,8 +61,8 @@ def exported_environment(
         names = ", ".join(quote_for_error(variable) for variable in dropped)
         warnings.append(f"variables that are not UTF-8 text are not exported: {names}")
         exported = {name: content for name, content in exported.items() if name not in dropped}
-    if kept := [name for name in dict.fromkeys(named) if name in exported]:
-        exported[NAMED_VARIABLES] = ",".join(kept)
+    if exported_names := [name for name in dict.fromkeys(named) if name in exported]:
+        exported[NAMED_VARIABLES] = ",".join(exported_names)
     return exported
 
 

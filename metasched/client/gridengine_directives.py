@@ -126,13 +126,13 @@ _ONLY_NO = {
 _SAME_VALUE = {"-N": "job-name", "-P": "account", "-wd": "chdir"}
 
 
-def convert_gridengine(words: Sequence[tuple[str, str]], options: SbatchOptions) -> None:
+def convert_gridengine(arguments: Sequence[tuple[str, str]], options: SbatchOptions) -> None:
     """Add the options of these words, each with its location. Raise DirectiveError."""
-    _Conversion(options).convert(words)
+    _Conversion(options).convert(arguments)
 
 
 class _Conversion:
-    """The options of all lines of a script: later ones count, resources add up."""
+    """The options of all lines of a script: the last value counts, resources add up."""
 
     def __init__(self, options: SbatchOptions) -> None:
         self._options = options
@@ -146,8 +146,8 @@ class _Conversion:
         self._array: Directive | None = None
         self._limit: Directive | None = None
 
-    def convert(self, words: Sequence[tuple[str, str]]) -> None:
-        rest = list(reversed(words))
+    def convert(self, arguments: Sequence[tuple[str, str]]) -> None:
+        rest = list(reversed(arguments))
         while rest:
             option, location = rest.pop()
             directive = Directive(option, "", location)
@@ -158,9 +158,9 @@ class _Conversion:
                 values += 1
             taken = [rest.pop() for _ in range(values) if rest and rest[-1][1] == location]
             if len(taken) < values:
-                wanted = "one argument" if values == 1 else f"{values} arguments"
-                raise DirectiveError(f"{option}: expected {wanted}", location, "write it")
-            directive.value = " ".join(word for word, _ in taken)
+                arity = "one argument" if values == 1 else f"{values} arguments"
+                raise DirectiveError(f"{option}: expected {arity}", location, "write it")
+            directive.value = " ".join(argument for argument, _ in taken)
             if effect == REFUSED:
                 raise directive.refusal("is not supported", remark)
             if option == "-soft":

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from metasched.client.site_answers import LicenceHolders, ShareRow, TokenCounts, TokenWindow
+from metasched.client.site_answers import LicenceHolders, ShareRow, TokenCounts, TokenWindowRow
 
 
 class JobRow(TypedDict):
@@ -71,7 +71,7 @@ class JobDetails(JobRow):
     output: str  # %a, %N and %% stand for the task, its node and a percent sign
     error: str | None  # null: as `output`
     user_class: str
-    attempt_state: str | None  # of the last attempt, which tells more of a failure
+    attempt_state: str | None  # of the last attempt, which describes a failure in more detail
     signal: int | None  # that ended it
     node_list: str  # of the last attempt, as its manager writes it
     elapsed: float | None  # since the start of the last attempt, to its end or until now
@@ -109,7 +109,7 @@ class FoldedChange(TypedDict):
 
 
 class FoldedChanges(TypedDict):
-    """All tasks of a request that changes jobs, equal ones of a job in one row."""
+    """All tasks of a request that changes jobs; equal tasks of a job share a row."""
 
     folded: list[FoldedChange]
 
@@ -223,7 +223,7 @@ class MissingLicence(TokenCounts, LicenceHolders):
 
     licence: str
     wanted: int  # tokens
-    windows: list[TokenWindow]
+    windows: list[TokenWindowRow]
 
 
 class TuningRow(TypedDict):

@@ -1,7 +1,7 @@
-"""The daemon that dispatched the job in which this process runs.
+"""The daemon that dispatched the job of this process.
 
 If [tcp] of the daemon has `url`, it gives two variables to its jobs. METASCHED_SOCKET is the URL.
-METASCHED_DAEMON has what a client needs besides: the URL again, the certificate, the daemon's user
+METASCHED_DAEMON has the other data for a client: the URL again, the certificate, the daemon's user
 id and its socket. None of these is secret. On the daemon's own host its socket is used, if the
 listener there has this user id. Under sudo these variables may be those of the calling account,
 and name its own socket or certificate: they do not count.
@@ -24,7 +24,7 @@ _ANY_CERTIFICATE = "-"
 
 
 def job_variables(url: str, fingerprint: str, uid: int, socket_path: str) -> dict[str, str]:
-    """Return the environment variables by which jobs find a daemon."""
+    """Return the environment variables that lead jobs to a daemon."""
     return {
         "METASCHED_SOCKET": url,
         _VARIABLE: f"{url} {fingerprint or _ANY_CERTIFICATE} {uid} {socket_path}",
@@ -37,7 +37,7 @@ class JobDaemon:
     """The daemon of this job, as its variables describe it."""
 
     def __init__(self, fingerprint: str, uid: int, socket_path: str) -> None:
-        # SHA-256 of its certificate in hexadecimal digits; "": one that this host trusts
+        # SHA-256 of its certificate in hexadecimal digits; "": this host trusts the certificate
         self.fingerprint = "" if fingerprint == _ANY_CERTIFICATE else fingerprint
         self._uid, self._socket_path = uid, socket_path
 
@@ -62,7 +62,7 @@ def find_job_daemon(url: str) -> JobDaemon | None:
     """Return the daemon of this job if that is its URL; None elsewhere, and under sudo."""
     if is_under_sudo():
         return None
-    words = os.environ.get(_VARIABLE, "").split(" ", 3)
-    if len(words) != 4 or words[0] != url or not words[2].isdecimal():
+    fields = os.environ.get(_VARIABLE, "").split(" ", 3)
+    if len(fields) != 4 or fields[0] != url or not fields[2].isdecimal():
         return None
-    return JobDaemon(words[1], int(words[2]), words[3])
+    return JobDaemon(fields[1], int(fields[2]), fields[3])

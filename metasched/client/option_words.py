@@ -44,13 +44,13 @@ class UnexpectedValue(OptionError):
         self.text = text
 
 
-def is_option(word: str) -> bool:
+def is_option(argument: str) -> bool:
     """Return whether a word such as `-t` or `--time=5` has options; a single dash has none."""
-    return word[:1] == "-" and len(word) > 1
+    return argument[:1] == "-" and len(argument) > 1
 
 
 def read_options(
-    word: str, rest: list[str], find: Callable[[str], OptionT | None]
+    argument: str, rest: list[str], find: Callable[[str], OptionT | None]
 ) -> list[tuple[OptionT, str | None]]:
     """Return the options of a word such as `--time=5` or `-Hn2`, with their values.
 
@@ -58,8 +58,8 @@ def read_options(
     is taken from the end of `rest`, which holds the following words in reverse. Raise OptionError
     if the word cannot be read; `rest` is then unchanged.
     """
-    if word[:2] == "--":
-        name, equals, text = word.partition("=")
+    if argument[:2] == "--":
+        name, equals, text = argument.partition("=")
         option = find(name)
         if option is None:
             raise UnknownOption(name)
@@ -71,7 +71,7 @@ def read_options(
             raise UnexpectedValue(name, text)
         return [(option, text if equals else None)]
     options: list[tuple[OptionT, str | None]] = []
-    letters = word[1:]
+    letters = argument[1:]
     while letters:
         name, letters = f"-{letters[0]}", letters[1:]
         option = find(name)

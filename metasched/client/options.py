@@ -32,7 +32,7 @@ _HELP_HINT = "see `metasched submit --help`"
 
 
 class InvalidSubmission(UserError):
-    """The submission is invalid. The message is one line: problem, place; remedy."""
+    """The submission is invalid. The message is a line: problem, place; remedy."""
 
 
 class Option:
@@ -198,14 +198,14 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[dict[str, object], lis
     rest = list(arguments)
     rest.reverse()
     while rest:
-        word = rest.pop()
-        if word == "--":
+        argument = rest.pop()
+        if argument == "--":
             break
-        if not is_option(word):
-            rest.append(word)
+        if not is_option(argument):
+            rest.append(argument)
             break
         try:
-            _read_word(word, rest, _COMMAND_LINE_OPTIONS, values, COMMAND_LINE)
+            _read_word(argument, rest, _COMMAND_LINE_OPTIONS, values, COMMAND_LINE)
         except UnknownOption as error:
             raise unknown_option(error.name, COMMAND_LINE) from None
     rest.reverse()
@@ -224,18 +224,18 @@ def parse_directive(
     rest = list(arguments)
     rest.reverse()
     while rest:
-        word = rest.pop()
+        argument = rest.pop()
         try:
-            if not is_option(word):
-                raise UnknownOption(word)
-            _read_word(word, rest, options, values, location)
+            if not is_option(argument):
+                raise UnknownOption(argument)
+            _read_word(argument, rest, options, values, location)
         except UnknownOption:
-            unknown.append(word)
+            unknown.append(argument)
     return values, unknown
 
 
 def _read_word(
-    word: str,
+    argument: str,
     rest: list[str],
     options: Mapping[str, Option],
     values: dict[str, object],
@@ -244,7 +244,7 @@ def _read_word(
     """Add the options of a word to `values`; raise UnknownOption if it has an unknown name."""
     following = len(rest)
     try:
-        for option, text in read_options(word, rest, options.get):
+        for option, text in read_options(argument, rest, options.get):
             _refuse(option, location)
             if text is None:
                 values[option.dest] = option.default or True
@@ -252,12 +252,12 @@ def _read_word(
             if len(rest) < following:  # the next word, unless it is an option itself
                 if text.partition("=")[0] in options:
                     raise MissingValue(option.names[0])
-            elif word[:2] != "--" and text[:1] == "=":
+            elif argument[:2] != "--" and text[:1] == "=":
                 text = text[1:]  # `-n=4`
             if option.repeatable:
-                given = values.setdefault(option.dest, [])
-                assert isinstance(given, list)
-                given.append(text)
+                present = values.setdefault(option.dest, [])
+                assert isinstance(present, list)
+                present.append(text)
             else:
                 values[option.dest] = text
     except UnknownOption:

@@ -13,8 +13,8 @@ def output_problem(directory: str, pattern: str) -> str:
     """
     path = os.path.join(directory, pattern)
     folder, name = os.path.split(path)
-    home, place = os.path.realpath(directory), os.path.realpath(folder)
-    if "%" in folder or os.path.commonpath((home, place)) != home:
+    home, resolved = os.path.realpath(directory), os.path.realpath(folder)
+    if "%" in folder or os.path.commonpath((home, resolved)) != home:
         return ""
     if os.path.isdir(folder):
         if os.statvfs(folder).f_flag & os.ST_RDONLY:

@@ -118,13 +118,13 @@ _SAME_VALUE = {"-A": "account", "-J": "array", "-N": "job-name", "-P": "account"
 _SAME_VALUE.update({"-d": "chdir", "-w": "chdir"})
 
 
-def convert_pbs(words: Sequence[tuple[str, str]], options: SbatchOptions) -> None:
+def convert_pbs(arguments: Sequence[tuple[str, str]], options: SbatchOptions) -> None:
     """Add the options of these words, each with its location. Raise DirectiveError."""
-    _Conversion(options).convert(words)
+    _Conversion(options).convert(arguments)
 
 
 class _Conversion:
-    """The options of all lines of a script: later ones count, resources add up."""
+    """The options of all lines of a script: the last value counts, resources add up."""
 
     def __init__(self, options: SbatchOptions) -> None:
         self._options = options
@@ -132,13 +132,13 @@ class _Conversion:
         self._join: Directive | None = None
         self._exports: list[str] = []
 
-    def convert(self, words: Sequence[tuple[str, str]]) -> None:
-        rest = list(reversed(words))
+    def convert(self, arguments: Sequence[tuple[str, str]]) -> None:
+        rest = list(reversed(arguments))
         while rest:
-            word, location = rest.pop()
-            directive = Directive(word[:2], word[2:], location)
+            argument, location = rest.pop()
+            directive = Directive(argument[:2], argument[2:], location)
             if directive.option not in OPTIONS:
-                raise Directive(word, "", location).refusal(
+                raise Directive(argument, "", location).refusal(
                     "is no option of qsub", "delete it, or write #MS options"
                 )
             has_value, effect, remark = OPTIONS[directive.option]
@@ -335,9 +335,9 @@ class _Conversion:
             raise directive.refusal(
                 f"shares {cpus} processors among {processes} processes", "write a multiple"
             )
-        words = self._placement_words()
-        on_nodes = processes > 1 or (chunks > 1 and "ngpus" in numbers) or "scatter" in words
-        if "pack" in words:
+        placement = self._placement_words()
+        on_nodes = processes > 1 or (chunks > 1 and "ngpus" in numbers) or "scatter" in placement
+        if "pack" in placement:
             options.set("nodes", "1", directive)
             options.set("ntasks", str(chunks * processes), directive)
         elif on_nodes:
@@ -346,7 +346,7 @@ class _Conversion:
         else:
             options.set("ntasks", str(chunks), directive)
         options.set("cpus-per-task", str(cpus // processes), directive)
-        nodes_per_chunk = on_nodes and "pack" not in words
+        nodes_per_chunk = on_nodes and "pack" not in placement
         if "ngpus" in numbers:
             per_node = numbers["ngpus"] * (1 if nodes_per_chunk else chunks)
             options.set("gpus-per-node", str(per_node), directive)
@@ -364,11 +364,11 @@ class _Conversion:
         directive = self._resources.get("place")
         if directive is None:
             return set()
-        words = set()
-        for word in directive.value.split(":"):
-            if word in ("excl", "exclhost"):
+        placement = set()
+        for term in directive.value.split(":"):
+            if term in ("excl", "exclhost"):
                 self._options.set("exclusive", None, directive)
-            elif word not in ("free", "shared", "pack", "scatter", "vscatter"):
-                raise directive.refusal(f"has {word}, which has no equivalent", _REMEDY)
-            words.add(word.replace("vscatter", "scatter"))
-        return words
+            elif term not in ("free", "shared", "pack", "scatter", "vscatter"):
+                raise directive.refusal(f"has {term}, which has no equivalent", _REMEDY)
+            placement.add(term.replace("vscatter", "scatter"))
+        return placement

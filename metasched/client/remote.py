@@ -26,7 +26,7 @@ class RemoteDaemon:
     """A daemon that is called by its URL."""
 
     def __init__(self, url: str, job_daemon: JobDaemon | None) -> None:
-        """`job_daemon`: it has dispatched the job in which this process runs.
+        """`job_daemon`: it has dispatched the job of this process.
 
         ValueError if the URL has an invalid port.
         """
@@ -41,7 +41,7 @@ class RemoteDaemon:
     ) -> Iterator[tuple[socket.socket, str]]:
         """Yield connections, with the header field that authenticates a request on each.
 
-        If the daemon refuses a credential, nothing has changed and the next one may serve. Raises
+        If the daemon refuses a credential, nothing has changed and the next may be tried. Raises
         NoCredential if there is none, OSError or ValueError if the daemon cannot be reached.
         """
         private = self._tls or is_loopback(self._address[0])
@@ -50,7 +50,7 @@ class RemoteDaemon:
             yield self._connect(timeout), f"Authorization: {credential}\r\n"
 
     def is_ready(self, timeout: float) -> bool:
-        """Whether it says that it serves, within `timeout` seconds. A standby does not listen."""
+        """Return whether it reports within `timeout` seconds that it serves; no standby listens."""
         try:
             with self._connect(timeout) as connection:
                 connection.sendall(b"GET /ready HTTP/1.0\r\n\r\n")
@@ -88,18 +88,18 @@ def active_daemon(
     daemons: Sequence[RemoteDaemon],
     timeout: float,
     patience: float,
-    known: RemoteDaemon | None = None,
+    last_active: RemoteDaemon | None = None,
 ) -> RemoteDaemon:
-    """Return the daemon that serves, of one active daemon and its standbys.
+    """Return the daemon that serves, among an active daemon and its standbys.
 
-    A single one is not asked. `known` served before, and is asked first. Waits up to `patience`
-    seconds for a standby to take over, then returns the first. Each daemon has `timeout` seconds
-    for its answer.
+    A single daemon is not asked. `last_active` served before, and is asked first. Waits up to
+    `patience` seconds for a standby to take over, then returns the first daemon. Each daemon has
+    `timeout` seconds for its answer.
     """
     if len(daemons) == 1:
         return daemons[0]
-    if known is not None and known.is_ready(timeout):
-        return known
+    if last_active is not None and last_active.is_ready(timeout):
+        return last_active
     deadline = time.monotonic() + patience
     while (ready := _first_ready(daemons, timeout)) is None:
         if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ ReservationRow = Mapping[str, Any]
 Box = tuple[float, float, int, int]  # start, end, lowest processor, processors
 
 
-class Shortage(NamedTuple):
+class ProcessorShortage(NamedTuple):
     """When more processors are promised or used than a cluster has."""
 
     start: float
@@ -47,22 +47,22 @@ def stack_boxes(rows: Sequence[ReservationRow]) -> list[Box]:
     return boxes
 
 
-def shortages(boxes: Sequence[Box], cpus: int) -> list[Shortage]:
+def shortages(boxes: Sequence[Box], cpus: int) -> list[ProcessorShortage]:
     """Return the times when boxes need more than `cpus` processors together, in order."""
     changes: dict[float, int] = {}
     for start, end, _, size in boxes:
         changes[start] = changes.get(start, 0) + size
         changes[end] = changes.get(end, 0) - size
-    found: list[Shortage] = []
+    periods: list[ProcessorShortage] = []
     used, since, most = 0, None, 0
     for moment in sorted(changes):
         used += changes[moment]
         if used > cpus:
             since, most = (moment if since is None else since), max(most, used)
         elif since is not None:
-            found.append(Shortage(since, moment, most))
+            periods.append(ProcessorShortage(since, moment, most))
             since, most = None, 0
-    return found
+    return periods
 
 
 def epoch_seconds(timestamp: str) -> float:

@@ -71,7 +71,7 @@ class ClusterRow(TypedDict):
     max_native_id: int | None  # that its manager gives a job
 
 
-class NativeCluster(TypedDict):
+class NativeClusterRow(TypedDict):
     """Data for a user's own command to reach a cluster. Paths are of Slurm alone."""
 
     cluster: str
@@ -84,12 +84,12 @@ class NativeCluster(TypedDict):
     native_jobs: bool
 
 
-class NativeClusters(TypedDict):
+class NativeClustersAnswer(TypedDict):
     """Where the clusters' own commands are, and which ids and tags are metasched's."""
 
     first_id: int
     instances: list[str]
-    clusters: list[NativeCluster]
+    clusters: list[NativeClusterRow]
 
 
 class NodesRow(TypedDict):
@@ -117,7 +117,7 @@ class PartitionRow(TypedDict):
     nodes: list[NodesRow]
 
 
-class TokenWindow(TypedDict):
+class TokenWindowRow(TypedDict):
     """A reservation that holds tokens of a licence, or an entry of the calendar that limits it."""
 
     reservation: int | None
@@ -179,7 +179,7 @@ class LicenceRow(TokenCounts, LicenceHolders):
     observed: str | None
     chosen: int | None  # the total that an operator has set
     reserved: int  # kept for windows that have begun
-    windows: list[TokenWindow]
+    windows: list[TokenWindowRow]
     managers: list[ManagerTokens]
 
 
@@ -211,7 +211,7 @@ class LicenceServerRow(TypedDict):
     kind: str
     licences: list[str]
     observed: str | None
-    lacking: dict[str, str]  # licences that its last report lacks, with the reason
+    lacking: dict[str, str]  # licences missing in its last report, with the reason
     breaker: BreakerRow
 
 

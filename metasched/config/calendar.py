@@ -111,10 +111,10 @@ def _read_act(table: CalendarTable, config: ConfigFile, base: Path, location: st
 
 def _read_licence(table: CalendarTable, licences: Sequence[str], location: str) -> LimitLicence:
     if table.licence not in licences:
-        known = f"name one of {', '.join(licences)}" if licences else "add [[licence]]"
+        hint = f"name one of {', '.join(licences)}" if licences else "add [[licence]]"
         if table.licence and licences:
-            known = suggestion(table.licence, licences)
-        raise ConfigError(f'no licence "{table.licence}", {location}; {known}')
+            hint = suggestion(table.licence, licences)
+        raise ConfigError(f'no licence "{table.licence}", {location}; {hint}')
     if table.total is None or table.lasts is None:
         missing = "total" if table.total is None else "lasts"
         remedy = "write how many tokens there are then, and for how long"

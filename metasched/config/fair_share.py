@@ -14,7 +14,7 @@ def read_fair_share(
 ) -> FairShareSettings:
     """Return the shares of the site.
 
-    ConfigError for shares in two places, an unknown cluster, or what is no tree.
+    ConfigError for shares in two places, an unknown cluster, or accounts that form no tree.
     """
     location = f"{path}, [fair_share]"
     own_keys = [key for key in ("shares", "users", "default") if key in table.model_fields_set]
@@ -24,10 +24,10 @@ def read_fair_share(
                 f"both shares_from and {own_keys[0]}, {location}; remove one of the two"
             )
         if table.shares_from not in clusters:
-            known = f"clusters are {', '.join(clusters)}" if clusters else "there are no clusters"
+            remedy = f"clusters are {', '.join(clusters)}" if clusters else "there are no clusters"
             raise ConfigError(
                 f'shares_from = "{table.shares_from}", {location}; write the name of a cluster, '
-                f"{known}"
+                f"{remedy}"
             )
     try:
         tree = ShareTree(

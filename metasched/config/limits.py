@@ -32,8 +32,8 @@ def read_limits(
             f"it has {', '.join(classes)}"
         )
 
-    def read(table: LimitsOfScope, place: str) -> LimitTable:
-        return _read_table(table, licences, f"{path}, [limits{place}]")
+    def read(table: LimitsOfScope, source: str) -> LimitTable:
+        return _read_table(table, licences, f"{path}, [limits{source}]")
 
     def read_all(named: Mapping[str, LimitsOfScope], kind: str) -> dict[str, LimitTable]:
         return {name: read(table, f".{kind}.{name}") for name, table in named.items()}

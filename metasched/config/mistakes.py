@@ -58,32 +58,34 @@ class _KeyType:
 
 
 def describe_first(
-    error: ValidationError, table: Mapping[str, Any], table_class: Any, place: str
+    error: ValidationError, table: Mapping[str, Any], table_class: Any, source: str
 ) -> str:
-    """Describe the first mistake. `table` was read from `place` as `table_class`."""
-    return describe_all(error, table, table_class, place)[0]
+    """Describe the first mistake. `table` was read from `source` as `table_class`."""
+    return describe_all(error, table, table_class, source)[0]
 
 
 def describe_all(
-    error: ValidationError, table: Mapping[str, Any], table_class: Any, place: str
+    error: ValidationError, table: Mapping[str, Any], table_class: Any, source: str
 ) -> list[str]:
     """Describe each mistake in a line, unknown keys first; they may be those that are missing."""
     mistakes = sorted(error.errors(), key=lambda each: each["type"] not in _UNKNOWN_KEY)
-    lines = (_describe(mistake, table, table_class, place) for mistake in mistakes)
+    lines = (_describe(mistake, table, table_class, source) for mistake in mistakes)
     return list(dict.fromkeys(lines))
 
 
-def _describe(mistake: Any, table: Mapping[str, Any], table_class: Any, place: str) -> str:
+def _describe(mistake: Any, table: Mapping[str, Any], table_class: Any, source: str) -> str:
     location = mistake["loc"]
     key, where = _locate(location, table)
-    place = f"{place}, {where}" if where else place
+    source = f"{source}, {where}" if where else source
     if mistake["type"] in _UNKNOWN_KEY:
-        return _unknown_key(key, mistake["input"], place, location[:-1], table_class)
+        return _unknown_key(key, mistake["input"], source, location[:-1], table_class)
     key_type = _type_at(table_class, location)
     if mistake["type"] in _MISSING_KEY:
-        if isinstance(given := mistake["input"], dict) and (meant := _misspelt(key, given)):
-            return f'unknown key "{meant}", {place}; write "{key}"'
-        return f'no key "{key}", {place}; add it: {key} = {_example(key_type.type)}'
+        if isinstance(table_input := mistake["input"], dict) and (
+            meant := _misspelt(key, table_input)
+        ):
+            return f'unknown key "{meant}", {source}; write "{key}"'
+        return f'no key "{key}", {source}; add it: {key} = {_example(key_type.type)}'
     problem, _, own_remedy = "", "", ""
     if mistake["type"] == "value_error":  # of our own checks: problem, or remedy, or both
         problem, separator, own_remedy = _own_words(mistake).rpartition("; ")
@@ -92,9 +94,9 @@ def _describe(mistake: Any, table: Mapping[str, Any], table_class: Any, place: s
         elif not separator:
             problem, own_remedy = own_remedy, ""
     if not key:  # the check of a dataclass names the key itself
-        return f"{problem}, {place}; {own_remedy}" if problem else f"{own_remedy}, {place}"
+        return f"{problem}, {source}; {own_remedy}" if problem else f"{own_remedy}, {source}"
     remedy = own_remedy or allowed_values(key_type, key)
-    return f"{key} = {shown(mistake['input'])}, {place}; {remedy}"
+    return f"{key} = {shown(mistake['input'])}, {source}; {remedy}"
 
 
 def suggestion(name: str, known_names: Sequence[str]) -> str:
@@ -109,20 +111,20 @@ def describe_toml_error(text: str, error: Exception, path: object) -> str:
     """Describe a syntax error, or a key or table that is there twice, with its line."""
     message = str(error)
     line = re.search(r"at line (\d+)", message)
-    place = f"{path}, line {line[1]}" if line else str(path)
+    source = f"{path}, line {line[1]}" if line else str(path)
     content = text.splitlines()[int(line[1]) - 1].strip() if line else ""
     if message.startswith("Cannot overwrite a value") and content.startswith("["):
         return (
-            f"{content} is a table and a list of tables, {place}; write [[ ]] in each, or once [ ]"
+            f"{content} is a table and a list of tables, {source}; write [[ ]] in each, or once [ ]"
         )
     if message.startswith("Cannot overwrite a value"):
-        return f'key "{content.partition("=")[0].strip()}" is there twice, {place}; remove one'
+        return f'key "{content.partition("=")[0].strip()}" is there twice, {source}; remove one'
     if duplicate := re.match(r"Duplicate inline table key '(.*)'", message):
-        return f'key "{duplicate[1]}" is there twice, {place}; remove one'
+        return f'key "{duplicate[1]}" is there twice, {source}; remove one'
     if message.startswith("Cannot declare"):
-        return f"table {content} is there twice, {place}; put its keys together"
+        return f"table {content} is there twice, {source}; put its keys together"
     quoted = f" {shown(content)}" if content else ""
-    return f"no TOML{quoted}, {place}; correct that line ({message.partition(' (at ')[0]})"
+    return f"no TOML{quoted}, {source}; correct that line ({message.partition(' (at ')[0]})"
 
 
 def shown(value: object) -> str:
@@ -175,10 +177,10 @@ def allowed_values(key_type: _KeyType, key: str) -> str:
     return f"write text in quotes, such as {_example(str)}"
 
 
-def _misspelt(key: str, given: Mapping[str, Any]) -> str | None:
+def _misspelt(key: str, present: Mapping[str, Any]) -> str | None:
     """Return the key of a table that is probably meant for a missing key."""
-    matches = difflib.get_close_matches(key, list(given), n=1, cutoff=_SIMILAR)
-    synonyms = (name for name in given if _SYNONYMS.get(name) == key)
+    matches = difflib.get_close_matches(key, list(present), n=1, cutoff=_SIMILAR)
+    synonyms = (name for name in present if _SYNONYMS.get(name) == key)
     return matches[0] if matches else next(synonyms, None)
 
 
@@ -192,23 +194,23 @@ def _is_remedy(text: str) -> bool:
 
 
 def _unknown_key(
-    key: str, value: object, place: str, location: Sequence[int | str], table_class: Any
+    key: str, value: object, source: str, location: Sequence[int | str], table_class: Any
 ) -> str:
     """Describe a key that its table does not have; it may be a key of another table."""
     owner = _type_at(table_class, location).type
-    known = tuple(_keys(owner))
+    keys = tuple(_keys(owner))
     is_table = isinstance(value, dict) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     )
-    remedy = suggestion(key, known)
+    remedy = suggestion(key, keys)
     if is_table and not location:
         brackets = ("[[", "]]") if isinstance(value, list) else ("[", "]")
-        left, right = brackets
-        remedy = re.sub(r'"(\w+)"', rf"{left}\1{right}", remedy)
-        return f"unknown table {brackets[0]}{key}{brackets[1]}, {place}; {remedy}"
-    if remedy.startswith("known are") and (others := list(_tables_with(key, table_class))):
-        remedy = f"it belongs into {' or '.join(others)}"
-    return f'unknown key "{key}", {place}; {remedy}'
+        opening, right = brackets
+        remedy = re.sub(r'"(\w+)"', rf"{opening}\1{right}", remedy)
+        return f"unknown table {brackets[0]}{key}{brackets[1]}, {source}; {remedy}"
+    if remedy.startswith("known are") and (tables := list(_tables_with(key, table_class))):
+        remedy = f"it belongs into {' or '.join(tables)}"
+    return f'unknown key "{key}", {source}; {remedy}'
 
 
 def _tables_with(key: str, table_class: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Reads a policy file: the policy, or a line for each mistake, and what has no effect in it."""
+"""Reads a policy file: the policy, or a line for each mistake, and settings without effect."""
 
 from __future__ import annotations
 
@@ -48,32 +48,32 @@ def read_policy_text(path: Path, files: dict[Path, str] | None = None) -> str:
     return read_text(path, files, MAX_POLICY_BYTES)
 
 
-def parse_policy(text: str, place: str) -> Policy:
-    """Return the policy of a text that was read at `place`. ConfigError for the first mistake."""
-    reading = examine_policy(text, place)
+def parse_policy(text: str, source: str) -> Policy:
+    """Return the policy of a text that was read at `source`. ConfigError for the first mistake."""
+    reading = examine_policy(text, source)
     if reading.policy is None:
         raise ConfigError(reading.mistakes[0])
     return reading.policy
 
 
-def examine_policy(text: str, place: str) -> PolicyReading:
-    """Return the policy of a text that was read at `place`, or all of its mistakes."""
+def examine_policy(text: str, source: str) -> PolicyReading:
+    """Return the policy of a text that was read at `source`, or all of its mistakes."""
     if len(text.encode()) > MAX_POLICY_BYTES:
         return PolicyReading(
-            None, (f"it has more than {MAX_POLICY_BYTES} bytes, {place}; name a policy file",)
+            None, (f"it has more than {MAX_POLICY_BYTES} bytes, {source}; name a policy file",)
         )
     try:
-        tables = parse_toml(text, place)
+        tables = parse_toml(text, source)
     except ConfigError as error:
         return PolicyReading(None, (str(error),))
-    table, mistakes = examined(PolicyFile, tables, place)
-    mistakes += _unknown_weights(tables.get("weights"), place)
+    table, mistakes = examined(PolicyFile, tables, source)
+    mistakes += _unknown_weights(tables.get("weights"), source)
     if table is None or mistakes:
         return PolicyReading(None, tuple(mistakes))
-    mistakes = [*_mistakes(table, place)]
+    mistakes = [*_mistakes(table, source)]
     optimising: Mapping[str, SelfOptimisation] = {}
     if not mistakes:  # else there is no classifier
-        optimising, mistakes = _self_optimising(table, place)
+        optimising, mistakes = _self_optimising(table, source)
     if mistakes:
         return PolicyReading(None, tuple(mistakes))
     values = {field.name: getattr(table, field.name) for field in fields(Policy)}
@@ -84,46 +84,46 @@ def examine_policy(text: str, place: str) -> PolicyReading:
         for kind in PlugInKind
     }
     policy = Policy(**{**values, **plug_ins, "self_optimising": optimising})
-    return PolicyReading(policy, notes=tuple(_useless(table, policy, place)))
+    return PolicyReading(policy, notes=tuple(_useless(table, policy, source)))
 
 
-def _unknown_weights(weights: object, place: str) -> Iterator[str]:
-    known = tuple(Classifier().heuristics)
+def _unknown_weights(weights: object, source: str) -> Iterator[str]:
+    heuristics = tuple(Classifier().heuristics)
     for name in weights if isinstance(weights, dict) else ():
-        if name not in known:
+        if name not in heuristics:
             yield (
-                f"unknown weight {quote_for_error(name)}, {place}, [weights]; "
-                f"{suggestion(name, known)}"
+                f"unknown weight {quote_for_error(name)}, {source}, [weights]; "
+                f"{suggestion(name, heuristics)}"
             )
 
 
-def _mistakes(table: PolicyFile, place: str) -> Iterator[str]:
-    """Yield what is wrong with several values together."""
+def _mistakes(table: PolicyFile, source: str) -> Iterator[str]:
+    """Yield the mistakes in combinations of values."""
     if "regular" not in table.classes:
-        yield f'no class "regular", {place}, [classes]; add its base value'
+        yield f'no class "regular", {source}, [classes]; add its base value'
     try:
         Classifier(weights=table.weights)
     except ValueError as error:
         problem, _, remedy = str(error).partition("; ")
-        yield f"{problem}, {place}, [weights]; {remedy}"
-    yield from _plug_in_mistakes(table, place)
+        yield f"{problem}, {source}, [weights]; {remedy}"
+    yield from _plug_in_mistakes(table, source)
 
 
-def _plug_in_mistakes(table: PolicyFile, place: str) -> Iterator[str]:
-    """Yield what is wrong with the names of plug-ins: each is that of a heuristic in `explain`."""
+def _plug_in_mistakes(table: PolicyFile, source: str) -> Iterator[str]:
+    """Yield the mistakes in names of plug-ins; `explain` shows the names as heuristics."""
     taken, number = set(Classifier().heuristics), 0
     for kind in PlugInKind:
         for name in getattr(table, kind):
             number += 1
             if name in taken:
-                yield f'"{name}" is there twice, {place}, [{kind}.{name}]; use another name'
+                yield f'"{name}" is there twice, {source}, [{kind}.{name}]; use another name'
             taken.add(name)
     if number > MAX_PLUG_INS:
-        yield f"{number} heuristics of the site, {place}; name at most {MAX_PLUG_INS}"
+        yield f"{number} heuristics of the site, {source}; name at most {MAX_PLUG_INS}"
 
 
 def _self_optimising(
-    table: PolicyFile, place: str
+    table: PolicyFile, source: str
 ) -> tuple[Mapping[str, SelfOptimisation], list[str]]:
     """Return the settings by parameter, and the mistakes in them."""
     settings: dict[str, SelfOptimisation] = {}
@@ -137,7 +137,7 @@ def _self_optimising(
         except ValueError as error:
             problem, _, remedy = str(error).partition("; ")
             end = f"; {remedy}" if remedy else ""
-            mistakes.append(f"{problem}, {place}, [self_optimising.{parameter}]{end}")
+            mistakes.append(f"{problem}, {source}, [self_optimising.{parameter}]{end}")
     return settings, mistakes
 
 
@@ -145,45 +145,45 @@ def _setting(table: SelfOptimisationTable) -> SelfOptimisation:
     return SelfOptimisation(**dict(table))
 
 
-def _useless(table: PolicyFile, policy: Policy, place: str) -> Iterator[str]:
+def _useless(table: PolicyFile, policy: Policy, source: str) -> Iterator[str]:
     """Yield the settings that are written but change nothing, as others are."""
-    yield from _useless_plug_ins(policy, place)
+    yield from _useless_plug_ins(policy, source)
     written = table.model_fields_set
     weights = Classifier(weights=policy.weights).weights
     if policy.send == "late":
         for key in sorted({"pull", "pull_after"} & written):
             if key == "pull_after" or policy.pull:
-                yield f'{key} has no effect with send = "late", {place}; remove it'
+                yield f'{key} has no effect with send = "late", {source}; remove it'
     elif "pull_after" in written and not policy.pull:
-        yield f"pull_after has no effect with pull = false, {place}; remove it"
+        yield f"pull_after has no effect with pull = false, {source}; remove it"
     if "window" in written and not weights["deadline"]:
-        yield f"window has no effect with a weight of deadline of 0, {place}; remove it"
+        yield f"window has no effect with a weight of deadline of 0, {source}; remove it"
     if "classes" in written and not weights["user"]:
-        yield f"the base values have no effect with a weight of user of 0, {place}, [classes]"
+        yield f"the base values have no effect with a weight of user of 0, {source}, [classes]"
     if policy.max_priority == 1:
         for key in sorted({"weights", "classes", "window", "self_optimising"} & written):
-            yield f"{key} has no effect with max_priority = 1, {place}; remove it, or raise that"
+            yield f"{key} has no effect with max_priority = 1, {source}; remove it, or raise that"
     for parameter in (DeadlineBase.parameter, DeadlineBaseSpan.parameter):
         if parameter in policy.self_optimising and not weights[DEADLINE]:
             yield (
-                f"it has no effect with a weight of deadline of 0, {place}, "
+                f"it has no effect with a weight of deadline of 0, {source}, "
                 f"[self_optimising.{parameter}]; remove it"
             )
     for name, value in policy.classes.items():
         if value > policy.max_priority:
             yield (
-                f"{name} = {value} is above max_priority = {policy.max_priority}, {place}, "
+                f"{name} = {value} is above max_priority = {policy.max_priority}, {source}, "
                 "[classes]; lower it, or it outweighs all other ratings"
             )
 
 
-def _useless_plug_ins(policy: Policy, place: str) -> Iterator[str]:
-    """Yield the plug-ins that change nothing; another host may have the package of one."""
+def _useless_plug_ins(policy: Policy, source: str) -> Iterator[str]:
+    """Yield the plug-ins that change nothing; a missing package may be on another host."""
     for kind in PlugInKind:
         settings = settings_of(policy, kind)
         names = installed(kind) if settings else ()
         for name, each in settings.items():
-            where = f"{place}, [{kind}.{name}]"
+            where = f"{source}, [{kind}.{name}]"
             if not each.weight:
                 yield f"{name} has no effect with a weight of 0, {where}; remove it"
             elif name not in names:

@@ -128,7 +128,7 @@ def documented_name(name: str) -> str:
 def effect_of(name: str) -> str:
     """Return the effect of a key, with that of each word it may have."""
     key = POLICY_KEYS[documented_name(name)]
-    choices = "; ".join(f"`{word}`: {meaning}" for word, meaning in key.choices.items())
+    choices = "; ".join(f"`{choice}`: {meaning}" for choice, meaning in key.choices.items())
     return f"{key.effect} {choices}." if choices else key.effect
 
 

@@ -65,7 +65,7 @@ PluginT = TypeVar("PluginT")
 def find_config(path: Path | None) -> Path | None:
     """Return `path`, else METASCHED_CONFIG, else the personal file, else the site's, else None.
 
-    UserError under sudo if others may change one that the environment names.
+    UserError under sudo if others may change a file that the environment names.
     """
     if path is not None:
         return path
@@ -96,11 +96,11 @@ def reload_settings(running: Settings) -> tuple[Settings, list[str]]:
     path, files = running.config_path, dict[Path, str]()
     config = _read_config(path, files)
     complete = _settings_of(config, path, files)  # as a restart would
-    kept, restart_keys = keep_restart_keys(running.tables, config)
+    tables, restart_keys = keep_restart_keys(running.tables, config)
     settings = complete
     if restart_keys:
         try:
-            settings = _settings_of(kept, path, files)
+            settings = _settings_of(tables, path, files)
         except ConfigError as error:
             keys = ", ".join(restart_keys)
             raise ConfigError(f"{error}; or restart the daemon, for {keys} changed, too") from None
@@ -199,7 +199,7 @@ def scheduled_policy_mistakes(settings: Settings) -> Iterator[ConfigError]:
 
 
 def _policy_settings(config: ConfigFile, policy: Policy, path: Path | None) -> dict[str, Any]:
-    """Return the settings that depend on the policy. ConfigError if it lacks what they name."""
+    """Return the settings that depend on the policy. ConfigError if it misses a name of theirs."""
     _check_policy_matches(config, policy, path)
     licences = [licence.name for licence in config.licence]
     return {
@@ -221,7 +221,7 @@ def _default_tables() -> dict[str, Any]:
 
 
 def _check_policy_matches(config: ConfigFile, policy: Policy, path: Path | None) -> None:
-    """ConfigError if the policy does not support the configured binding or user classes."""
+    """Raise ConfigError if the policy does not support the configured binding or user classes."""
     late = [cluster.name for cluster in config.cluster if cluster.binding == "late"]
     if late and policy.send != "late":
         raise ConfigError(
@@ -258,7 +258,7 @@ def _daemon_socket(config: ConfigFile, base: Path, path: Path | None) -> Path:
 
 
 def _require_unique(table_name: str, names: list[str], path: Path | None) -> None:
-    """ConfigError if two tables have the same name."""
+    """Raise ConfigError if two tables have the same name."""
     if duplicates := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f'{table_name} "{min(duplicates)}" is there twice in {path}; rename one')
 
@@ -323,7 +323,7 @@ def _class_quotas(
 
 
 def _check_late_binding(table: ClusterTable, capabilities: Capabilities, location: str) -> None:
-    """ConfigError if the cluster has other sources of jobs or cannot reserve nodes by name."""
+    """Raise ConfigError if the cluster has other sources of jobs or cannot reserve named nodes."""
     if not capabilities.reserves_named_nodes:
         raise ConfigError(
             f'binding = "late", {location}; leave it out, no nodes can be reserved there by name'
@@ -375,7 +375,7 @@ def _maps(
 def _mounted(
     table: ClusterTable, config: ConfigFile, location: str
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return what a cluster mounts as the submit host does, and what is another filesystem there.
+    """Return the mounts that a cluster shares with the submit host, and the mounts that differ.
 
     ConfigError if there is nothing to compare it with.
     """
@@ -500,9 +500,9 @@ def _plugin_class(
     except KeyError:
         from importlib.metadata import entry_points
 
-        known = tuple(sorted(entry_points(group=entry_point_group).names))
+        installed = tuple(sorted(entry_points(group=entry_point_group).names))
         raise ConfigError(
-            f'unknown {key} "{name}", {location}; {suggestion(name, known)}'
+            f'unknown {key} "{name}", {location}; {suggestion(name, installed)}'
         ) from None
 
 

@@ -196,7 +196,7 @@ class AuditTrail:
             yield from self._rows_set_aside(event)
 
     def _rows_set_aside(self, event: ListingReceived) -> Iterator[AuditRecord]:
-        """Yield a record for each row that was not set aside before, the first ones only."""
+        """Yield a record for each row that is newly set aside, for `MAX_ROWS_SET_ASIDE` at most."""
         subject, listed = f"rows of {event.cluster}", dict.fromkeys(event.quarantined)
         before = self._set_aside.get(event.cluster)
         if before is None:  # the daemon has started since
@@ -219,14 +219,14 @@ class AuditTrail:
                 cause=defects.get((tag, index), "it cannot be used"),
                 details={"tag": tag},
             )
-        if (others := len(new) - MAX_ROWS_SET_ASIDE) > 0:
+        if (omitted := len(new) - MAX_ROWS_SET_ASIDE) > 0:
             yield AuditRecord(
                 time=event.time,
                 kind=K.ROW_SET_ASIDE,
                 owner=OPERATORS_ONLY,
                 cluster=event.cluster,
-                cause=f"{others} more rows of this listing",
-                count=others,
+                cause=f"{omitted} more rows of this listing",
+                count=omitted,
             )
 
     def _requested(self, event: UserRequested) -> Iterator[AuditRecord]:

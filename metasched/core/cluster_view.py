@@ -227,7 +227,7 @@ class ClusterView:
         self.retry_at = now + self.retry_delay
 
     def retry_due(self, now: float) -> bool:
-        """Whether the cluster is full and due for another try with a single task."""
+        """Return whether the cluster is full and due for another try with a single task."""
         return bool(self.full_reason) and now >= self.retry_at
 
     def adjust_clock(self, step: float) -> None:
@@ -266,7 +266,7 @@ def limit_on(job: Job, view: ClusterView) -> float:
 
 
 def _is_as_eligible(info: ClusterInfo, before: ClusterInfo) -> bool:
-    """Whether both have the same `eligibility_key`, in O(1): only the load of queues differs."""
+    """Return whether both have the same `eligibility_key`, except for the load of queues; O(1)."""
     return (
         info.partitions is before.partitions
         and info.associations is before.associations
@@ -279,8 +279,8 @@ def _permanent(key: EligibilityKey | None) -> object:
     """Return the part of the key without the use of licences, which changes all the time."""
     if key is None:
         return None
-    partitions, licences, others = key
-    return partitions, {name: total for name, (total, _) in licences.items()}, others
+    partitions, licences, requirements = key
+    return partitions, {name: total for name, (total, _) in licences.items()}, requirements
 
 
 def eligibility_key(

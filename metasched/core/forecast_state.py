@@ -59,14 +59,14 @@ class ForecastState(NamedTuple):
 def starts_forecast(
     state: ForecastState, estimates: Estimates, clusters: Collection[str], now: float
 ) -> StartsForecast:
-    """Return the event that tells the core of these estimates, for some of the clusters."""
+    """Return the event that reports these estimates to the core, for some of the clusters."""
     snapshot, waits = state.snapshot, dict[str, dict[int, list[float | None]]]()
     for probe, start in zip(snapshot.probes, estimates.probes, strict=True):
         name = state.clusters[probe.cluster]
         if name in clusters:
             of_size = waits.setdefault(name, {}).setdefault(probe.cpus, [])
-            known = start.median < NEVER
-            of_size.append(round(start.median - snapshot.now, 1) if known else None)
+            is_bounded = start.median < NEVER
+            of_size.append(round(start.median - snapshot.now, 1) if is_bounded else None)
     return StartsForecast(
         now,
         snapshot.now,
@@ -252,12 +252,12 @@ class _QueuedTasks:
 
 def _obstacles(views: Iterable[ClusterView], queues: Mapping[str, ListedQueue]) -> dict[str, str]:
     """Return why nothing can be forecast, by cluster. The smallest clusters go first."""
-    obstacles, left = dict[str, str](), MAX_LIVE_OF_SITE
+    obstacles, budget = dict[str, str](), MAX_LIVE_OF_SITE
     for view in sorted(views, key=_size):
-        if reason := _obstacle(view, min(left, MAX_LIVE), view.name in queues):
+        if reason := _obstacle(view, min(budget, MAX_LIVE), view.name in queues):
             obstacles[view.name] = reason
         else:
-            left -= _size(view)
+            budget -= _size(view)
     return obstacles
 
 
@@ -315,12 +315,12 @@ def _was_listed(task: Task) -> bool:
 
 
 def _is_listed_pending(task: Task) -> bool:
-    """Whether its manager last listed a task as pending, also while it is being withdrawn."""
+    """Return whether its manager last listed a task as pending, also during a withdrawal."""
     return task.attempt is not None and task.attempt.state is State.PENDING
 
 
 def _stays_pending(task: Task) -> bool:
-    """Whether a task waits in the queue of its manager and is to stay there."""
+    """Return whether a task waits in the queue of its manager and is to stay there."""
     return (
         _is_listed_pending(task)
         and task.live_attempt.intent is None

@@ -201,7 +201,7 @@ class SchedulingGates:
     # Remainders of arrays
 
     def is_followed(self, task: Task) -> bool:
-        """Whether a queued task has a slot of its array, so that another has to be the head.
+        """Return whether a queued task has a slot of its array, so that another has to be the head.
 
         Slots make tasks single, unless they are more than a step releases.
         """
@@ -235,7 +235,7 @@ class SchedulingGates:
             self._fill_slots(job.id, now)
 
     def _may_take_slot(self, task: Task, now: float) -> bool:
-        """Whether a task that was never dispatched has passed the gates before that of slots."""
+        """Return whether an undispatched task has passed the gates before that of slots."""
         job = task.job
         if job.begin is not None and job.begin > now:
             return False
@@ -266,7 +266,7 @@ class SchedulingGates:
             self.ineligible.join(successor, head.task_id)
 
     def is_head(self, task: Task) -> bool:
-        """Whether a task stands for the remainder of its array."""
+        """Return whether a task stands for the remainder of its array."""
         return bool(self._heads) and self._heads.get(task.job.id) == task.index
 
     def _update_head(self, head: Task, now: float) -> None:
@@ -277,7 +277,7 @@ class SchedulingGates:
             self.copy_reason(head)
 
     def copy_reason(self, task: Task) -> Remainder | None:
-        """Give a remainder the reason of its head. Return it if `task` is one and this is news."""
+        """Give a remainder the reason of its head `task`. Return it if the reason has changed."""
         if not self.is_head(task):
             return None
         remainder = self._state.remainders.get(task.job.id)
@@ -309,8 +309,8 @@ class SchedulingGates:
     def successors_of(self, head: Task) -> dict[TaskId, Task]:
         """Let the next task of a dispatched head's remainder be placed in this pass, if it may.
 
-        Return what to examine by id: the task or its stand-ins. The limit of a step is one of its
-        own here: users compete for places by turns.
+        Return the tasks to examine by id: the task or its stand-ins. The limit of a step has a
+        count of its own here: users compete for places by turns.
         """
         successor = self._split_head(head.job) if self.is_head(head) else None
         if successor is None or not self._may_follow(successor):
@@ -325,7 +325,7 @@ class SchedulingGates:
         self._newly_ready |= self.successors_of(head)
 
     def _may_follow(self, head: Task) -> bool:
-        """Whether a new head may be placed in this pass, else it waits for a slot or a step."""
+        """Return whether a new head may be placed in this pass, without wait for a slot or step."""
         if not self._take_slot(head):
             self._await_slot(head)
             self.copy_reason(head)
@@ -614,13 +614,13 @@ class SchedulingGates:
         self._newly_ready, self.recheck_requested = {}, False
         of_groups = self.ineligible.take_rechecked(every)
         self._takes_groups_only = not (tasks or self.ineligible.lines.has_candidates)
-        more: list[tuple[GroupOwner, Iterator[tuple[SortKey, Task]]]] = []
+        queues: list[tuple[GroupOwner, Iterator[tuple[SortKey, Task]]]] = []
         if self.ineligible.lines.has_candidates:
-            more += self.ineligible.lines.take_candidates().items()
+            queues += self.ineligible.lines.take_candidates().items()
         if self._heads and (heads := [task for task in tasks if self.is_head(task)]):
             tasks = [task for task in tasks if not self.is_head(task)]
-            more += [(owner_of(head), self._released_tasks(head)) for head in heads]
-        for owner, queue in more:
+            queues += [(owner_of(head), self._released_tasks(head)) for head in heads]
+        for owner, queue in queues:
             of_groups[owner] = heapq.merge(of_groups.get(owner, ()), queue, key=itemgetter(0))
         return tasks, of_groups
 

@@ -1,4 +1,4 @@
-"""What owners of jobs and webhooks are told of a step of the core. Pure.
+"""Changes of a step of the core that are reported to owners of jobs and to webhooks. Pure.
 
 `job_changes` is a function of the outcome of a step. Whether an array as a whole has begun or ended
 is known to the database: `db.outbox` writes the notices in the transaction of the change.
@@ -44,7 +44,7 @@ class End(NamedTuple):
 
 
 @dataclass(slots=True)
-class JobChanges:
+class JobProgress:
     """What happened to the tasks of a job in a step."""
 
     job: Job
@@ -53,13 +53,13 @@ class JobChanges:
     requeued: list[Task] = field(default_factory=list)
 
 
-def job_changes(outcome: Outcome, *, all_ends: bool) -> dict[int, JobChanges]:
-    """Return what a step changed of jobs whose owners want mail, by job.
+def job_changes(outcome: Outcome, *, all_ends: bool) -> dict[int, JobProgress]:
+    """Return the changes of a step by job, for jobs whose owners want mail.
 
     `all_ends`: also the ends of all other jobs, for webhooks. Tasks that were cancelled in a
     remainder of an array are not in it: see `Outcome.cancelled_runs`.
     """
-    changes_by_job: dict[int, JobChanges] = {}
+    changes_by_job: dict[int, JobProgress] = {}
     ends: dict[TaskId, Task] = {}
     for change in outcome.changes:
         before, after = change.before, change.after
@@ -83,10 +83,10 @@ def job_changes(outcome: Outcome, *, all_ends: bool) -> dict[int, JobChanges]:
     return changes_by_job
 
 
-def _changes_of(changes_by_job: dict[int, JobChanges], job: Job) -> JobChanges:
+def _changes_of(changes_by_job: dict[int, JobProgress], job: Job) -> JobProgress:
     changes = changes_by_job.get(job.id)
     if changes is None:
-        changes = changes_by_job[job.id] = JobChanges(job)
+        changes = changes_by_job[job.id] = JobProgress(job)
     return changes
 
 
@@ -174,7 +174,7 @@ def array_end_notice(job: Job, counts: Mapping[str, int], time: float) -> Notice
 
 
 def for_webhook(notice: Notice) -> Notice:
-    """Return a notice without output paths if one is long: a shortened path names another file."""
+    """Return a notice without output paths if a path is long: cut, it would name another file."""
     if any(len(path.encode()) > MAX_WEBHOOK_PATH for path in notice.output):
         return structs.replace(notice, output=())
     return notice

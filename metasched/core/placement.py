@@ -152,7 +152,7 @@ class Placement:
         return self.check_task(self._gates.alternatives.stand_ins_of(task)[choice], view)
 
     def may_change_licences(self, task: Task, job: Job, promised: Mapping[str, int]) -> bool:
-        """Whether a dispatched task, placed anew, would get the licences of `job` at once.
+        """Return whether a dispatched task, placed anew, would get the licences of `job` at once.
 
         `promised` tokens are for other tasks.
         """
@@ -161,7 +161,7 @@ class Placement:
         return self._leasing.may_exchange(task, job, promised)
 
     def may_move_to(self, task: Task, view: ClusterView) -> bool:
-        """Whether a dispatched task, placed anew, could go to a cluster, by any alternative."""
+        """Return whether a dispatched task, placed anew, could go to a cluster."""
         alternatives = self._gates.alternatives
         waiting = alternatives.stand_ins_of(task) if task.job.licence_choices else (task,)
         return self._check_all(waiting, view) is None
@@ -241,7 +241,7 @@ class Placement:
         if gates.recheck_requested:
             self.clear_cache()
         elif gates.settled and self._leasing.settled(self._state.now) and not gates.has_ready:
-            self._limits.take_released()  # nobody waits there any more
+            self._limits.take_released()  # no task waits there any more
             return False
         self._late_binding = None
         if self._state.policy.send == "late":
@@ -376,14 +376,14 @@ class Placement:
             self._gates.mark_eligible(task)
             self._leasing.join(task)
         elif self._waits_as_before(task, reason):
-            return None  # as do most, of which there may be thousands
+            return None  # the most frequent case: there may be thousands of such tasks
         if self._gates.is_head(task):
             self._state.remainders_in_line.add(task.job.id)
         self._licence_waiters[task.task_id] = task
         return None
 
     def _stands_for_waiters(self, task: Task) -> bool:
-        """Whether a task is the new head of a remainder that waits for licences.
+        """Return whether a task is the new head of a remainder that waits for licences.
 
         So do its tasks, also while no cluster has a place: it takes the turn of the former head.
         After a restart nothing waits in their queue yet, whatever the stored reason is.
@@ -398,7 +398,7 @@ class Placement:
         )
 
     def _waits_as_before(self, task: Task, reason: Reason) -> bool:
-        """Whether a task that waits for licences, for this reason, has no news for its story."""
+        """Return whether a task that waits for licences has an unchanged reason and story."""
         return task.reason == reason and task.target is None and not self._gates.is_head(task)
 
     def _in_order(self, waiting: list[Task], of_groups: QueuesOfGroups) -> Iterator[Task]:
@@ -440,9 +440,9 @@ class Placement:
         if (
             self._obstacles
             and task.target is None  # else it may have been promised a place
-            and (known := self._obstacles.get(self._group_key(task)))
+            and (obstacles_of_group := self._obstacles.get(self._group_key(task)))
         ):
-            return [], known
+            return [], obstacles_of_group
         eligible, obstacles = [], []
         for name, view in self._state.views.items():
             obstacle = self.check_task(task, view)
@@ -742,19 +742,19 @@ class Placement:
         return WAITED_FOR_LICENCES if shortage is None else shortage.text
 
     def _is_hopeless(self, task: Task, main_obstacle: Ineligibility) -> bool:
-        """Whether a task that managers have rejected can never go to any other."""
+        """Return whether a task that managers have rejected can never go to any other."""
         if not task.rejected_by or main_obstacle.reason not in PERMANENT_REASONS:
             return False
         if not task.job.licence_choices:
             return True
-        # what is known of the others may be of an earlier pass
+        # the obstacles of other clusters may be of an earlier pass
         stand_ins = self._gates.alternatives.stand_ins_of(task)
         obstacles = [self._check_all(stand_ins, view) for view in self._state.views.values()]
         return all(obstacle and obstacle.reason in PERMANENT_REASONS for obstacle in obstacles)
 
 
 def _main_obstacle(obstacles: Sequence[Ineligibility]) -> Ineligibility:
-    """Return the obstacle that is a task's reason: a temporary one, if there is any.
+    """Return the obstacle that is a task's reason: a temporary obstacle, if there is any.
 
     The obstacles are those of clusters, or of alternatives.
     """
@@ -771,7 +771,7 @@ def _is_live(task: Task) -> bool:
 
 
 def _describe_refusal(job: Job, obstacle: Ineligibility, view: ClusterView) -> str:
-    """Describe why a cluster can never run a job, with the nodes that lack a requirement."""
+    """Describe why a cluster can never run a job, with the nodes that miss a requirement."""
     fit = describe_fit(job, view.cluster, view.info)
     nodes = fit.without_load.text if fit and obstacle.reason is Reason.NO_CLUSTER_FITS else ""
     return f"{obstacle.text} ({nodes})" if nodes else obstacle.text

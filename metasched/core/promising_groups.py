@@ -1,7 +1,7 @@
 """Groups of unstarted tasks that may start on a cluster, kept between its listings. Pure.
 
-A listing checks groups that fitted before, new groups, and groups that need a resource of which
-more is free now. Groups that would delay the head of the queue are checked again once it needs
+A listing checks groups that fitted before, new groups, and groups that need a resource with more
+free units now. Groups that would delay the head of the queue are checked again once it needs
 something else: time alone frees nothing.
 """
 
@@ -29,7 +29,7 @@ class _Limits(NamedTuple):
         return cls(max(free, default=0), {name for name, count in licences.items() if count <= 0})
 
     def may_hold(self, group: UnstartedGroup) -> bool:
-        """Whether a task of a group may fit, in O(1)."""
+        """Return whether a task of a group may fit, in O(1)."""
         return group.cpus_per_task <= self.largest and self.lacking.isdisjoint(group.job.licences)
 
     def select(self, groups: Iterable[UnstartedGroup], cluster: str) -> list[UnstartedGroup]:
@@ -85,13 +85,13 @@ class _Gain(NamedTuple):
         ]
 
     def _includes_licence_of(self, job: Job) -> bool:
-        """Whether a job could not have its licences before."""
+        """Return whether a job could not have its licences before."""
         licences = self.licences
         return any(count > licences.get(name, count) for name, count in job.licences.items())
 
 
 def _differ_in_room(info: ClusterInfo, before: ClusterInfo) -> bool:
-    """Whether there may be a gain, in O(1): none if the very same nodes and licences are free."""
+    """Return whether there may be a gain: none if the same nodes and licences are free. O(1)."""
     return (
         info.partitions is not before.partitions
         or info.free_licences is not before.free_licences
@@ -162,7 +162,7 @@ class GroupCheck(NamedTuple):
     position: int  # in the log of groups; checked up to here
 
     def has_same_head(self, info: ClusterInfo) -> bool:
-        """Whether a group that would have delayed the head still would."""
+        """Return whether a group that would have delayed the head still would."""
         before = self.info
         return (
             before.head_plan is info.head_plan
@@ -202,10 +202,10 @@ class PromisingGroups:
                     groups += self._select(info, delaying)
                     delaying = []
                 if _differ_in_room(info, last.info):
-                    known = set(groups)
-                    others = [g for g in self._select(info, index.groups) if g not in known]
-                    if others:
-                        groups += _Gain.of(info, last.info).select(others)
+                    listed = set(groups)
+                    added = [g for g in self._select(info, index.groups) if g not in listed]
+                    if added:
+                        groups += _Gain.of(info, last.info).select(added)
             planned = GroupCheck(info, groups, delaying, position)
         for group in planned.promising:
             if group.tasks:
@@ -218,10 +218,10 @@ class PromisingGroups:
         """Return the groups of other clusters that may fit, in O(1) for each."""
         if not groups:
             return groups
-        known, partitions, licences = self._limits, info.partitions, info.free_licences
-        if known is None or known[0] is not partitions or known[1] is not licences:
-            known = self._limits = partitions, licences, _Limits.of(partitions, licences)
-        return known[2].select(groups, self._cluster)
+        cached, partitions, licences = self._limits, info.partitions, info.free_licences
+        if cached is None or cached[0] is not partitions or cached[1] is not licences:
+            cached = self._limits = partitions, licences, _Limits.of(partitions, licences)
+        return cached[2].select(groups, self._cluster)
 
     def check(self, planned: GroupCheck, capacity: PullCapacity) -> list[UnstartedGroup]:
         """Return the groups with a task that may start there while no other is on its way.

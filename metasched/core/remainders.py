@@ -49,10 +49,10 @@ class Remainders:
         self._minimum, self._min_mean_run = minimum, min(MIN_MEAN_RUN, minimum)
 
     def takes(self, job: Job) -> bool:
-        """Whether a new job is to have a remainder.
+        """Return whether a new job is to have a remainder.
 
-        A small array has none. Neither has an array of which each task waits for its counterpart in
-        another array and for something else.
+        A small array has none. Neither has an array whose tasks wait each for its counterpart in
+        another array, and for something else.
         """
         if job.array is None or len(job.indices) < self._minimum:
             return False
@@ -66,7 +66,7 @@ class Remainders:
         if job.held:
             remainder.held, remainder.reason = True, Reason.HELD
         state.add_remainder(remainder)
-        # the first task is always a single one: each job has a row of its tasks
+        # the first task is never in a run: each job has a row of its tasks
         if job.held:
             first = state.split(remainder, [remainder.first])
             for task in first + state.split(remainder, []):
@@ -82,11 +82,11 @@ class Remainders:
             if never_met:
                 story = self._submission_at(remainder, never_met[0], now)
                 state.record_runs(remainder, runs_of(never_met), None, None, story)
-        others = Remainder(job, list(remainder.runs), priority, 0.0)
-        others.remove(never_met)
-        if others.runs:
-            story = self._submission_at(remainder, others.first, now)
-            state.record_runs(remainder, others.runs, None, None, story)
+        waiting = Remainder(job, list(remainder.runs), priority, 0.0)
+        waiting.remove(never_met)
+        if waiting.runs:
+            story = self._submission_at(remainder, waiting.first, now)
+            state.record_runs(remainder, waiting.runs, None, None, story)
         yield from self._cancel_never_met(remainder, single, now)
 
     def _submission_at(self, remainder: Remainder, index: int, now: float) -> str:
@@ -276,7 +276,7 @@ class Remainders:
     ) -> Iterator[StateChange]:
         """Put remainders behind their gates again at a start of the daemon.
 
-        `restored`: the first start on a restored backup, which holds what is queued.
+        `restored`: the first start on a restored backup, which holds all queued tasks.
         """
         for remainder in remainders:
             remainder.priority = min(remainder.classified_priority, self._state.policy.max_priority)

@@ -30,7 +30,7 @@ from metasched.model.refusal_scope import JobSet
 
 # jobs for which a cluster has room that it had not before, by cluster and jobs
 Rechecks = dict[tuple[str, JobSet], Recheck]
-PROBE_DELAY = (10.0, 300.0)  # seconds until one task more is tried: initial, maximum
+PROBE_DELAY = (10.0, 300.0)  # seconds until a further task is tried: initial, maximum
 # Share of the most tasks without an answer at which dispatches begin again: two dispatches of 200
 # tasks then follow, not many small ones
 FEW_UNANSWERED = 0.6
@@ -94,7 +94,7 @@ class ScopeLimits:
         self._queue_depth = math.inf if queue_depth is None else queue_depth
         self._queued: Counter[str] = Counter()  # dispatched tasks that have not started, by user
         self._queued_total = 0  # of all users
-        # reported last; unknown processors count as a single idle one
+        # reported last; unknown processors count as 1 idle processor
         self._idle_cpus = 1
         self._times_filled = 0  # how often all places were taken
         self._entered: dict[str, int] = {}  # `_times_filled` when a user's first task there came
@@ -121,7 +121,7 @@ class ScopeLimits:
             yield from list(limits.items())
 
     def has_limit_of(self, job: int) -> bool:
-        """Whether a limit holds for this job alone."""
+        """Return whether a limit holds for this job alone."""
         return job in self._limited_jobs
 
     def refuse(
@@ -216,7 +216,7 @@ class ScopeLimits:
         self._rechecks[self._cluster, jobs] = Recheck(jobs, lambda: user not in self._awaiting)
 
     def awaits_answers(self, user: str) -> bool:
-        """Whether the user gets no further dispatch until earlier dispatches are answered."""
+        """Return whether the user gets no further dispatch until earlier ones are answered."""
         return user in self._awaiting
 
     # Tasks that wait in the manager's queue
@@ -262,14 +262,14 @@ class ScopeLimits:
 
     def _set_places(self, depth: float, idle_cpus: int) -> None:
         was_full = self._is_full
-        more = depth > self._queue_depth or idle_cpus > self._idle_cpus
+        is_larger = depth > self._queue_depth or idle_cpus > self._idle_cpus
         self._queue_depth, self._idle_cpus = depth, idle_cpus
         self._times_filled += not was_full and self._is_full
-        if was_full and more and self.may_have_places:
+        if was_full and is_larger and self.may_have_places:
             self._refills.add(self._cluster)
 
     def awaits_place(self, user: str) -> bool:
-        """Whether a further task of the user awaits a place in the queue."""
+        """Return whether a further task of the user awaits a place in the queue."""
         if self._queued_total < self._queue_depth:
             return False
         queued = self._queued.get(user, 0)
@@ -277,7 +277,7 @@ class ScopeLimits:
         return queued >= min(self._idle_cpus, max(self._queue_depth // users, 1))
 
     def follows(self, user: str) -> bool:
-        """Whether the user has had tasks there ever since some time when all places were taken."""
+        """Return whether the user has had tasks there since a time when all places were taken."""
         return self._entered.get(user, self._times_filled) < self._times_filled
 
     # Queries and time
@@ -294,7 +294,7 @@ class ScopeLimits:
         return max((limit.refused_at for _, limit in self._matching(job)), default=None)
 
     def probe_due(self, now: float) -> bool:
-        """Whether one task more than a limit may be tried."""
+        """Return whether a further task above a limit may be tried."""
         return any(now >= limit.probe_at for _, limit in self._all_limits())
 
     def pass_time(self, now: float) -> None:

@@ -62,11 +62,11 @@ class Standings:
         self._accounts, self._leaves, self._unit = accounts, leaves, unit
 
     def __iter__(self) -> Iterator[Standing]:
-        """Yield all accounts, then all users in the order in which their tasks go."""
+        """Yield all accounts, then all users in the order of their turns."""
         for account in self._accounts:
             yield self._of_account(account)
-        for place, leaf in enumerate(sorted(self._leaves, key=self._turn_of), 1):
-            yield self._of_leaf(leaf, place)
+        for rank, leaf in enumerate(sorted(self._leaves, key=self._turn_of), 1):
+            yield self._of_leaf(leaf, rank)
 
     def of_user(self, user: str) -> Iterator[Standing]:
         """Yield the accounts above a user, in the order of the tree, then where he stands."""
@@ -95,7 +95,7 @@ class Standings:
             place=None,
         )
 
-    def _of_leaf(self, leaf: StandingLeaf, place: int) -> Standing:
+    def _of_leaf(self, leaf: StandingLeaf, rank: int) -> Standing:
         return Standing(
             account=leaf.account,
             user=leaf.user,
@@ -104,7 +104,7 @@ class Standings:
             share=self._shares[leaf.account] * leaf.weight / self._weights_below[leaf.account],
             used=leaf.use / self._unit,
             used_share=self._part_of_all(leaf.use),
-            place=place,
+            place=rank,
         )
 
     def _part_of_all(self, use: float) -> float:

@@ -3,7 +3,7 @@
 Each listing asks which of all pending tasks would start on its cluster now. Tasks of a group need
 the same nodes and licences, so that a group is checked once for all of its tasks. A task with
 alternative licences is in a group for each of them. While the facts of a cluster do not change,
-only groups that passed the check, and new ones, are looked at again.
+only new groups and groups that passed the check are examined again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UnstartedGroup:
 
 
 class UnstartedIndex:
-    """Groups of unstarted tasks; `log` lists them in the order in which they may newly start."""
+    """Groups of unstarted tasks; `log` lists groups that may newly start, in order."""
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, UnstartedGroup] = {}
@@ -142,8 +142,8 @@ class UnstartedIndex:
         if least is None:
             ordered = sorted(self._fewest_cpus.items(), key=itemgetter(1))
             first = ordered[0] if ordered else ("", math.inf)
-            others = ordered[1][1] if len(ordered) > 1 else math.inf
-            least = self._least = *first, others
+            second = ordered[1][1] if len(ordered) > 1 else math.inf
+            least = self._least = *first, second
         return least[2] if least[0] == cluster else least[1]
 
     def groups_since(self, position: int) -> list[UnstartedGroup]:

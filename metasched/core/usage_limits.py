@@ -132,10 +132,10 @@ class UsageLimits:
         uses = self._uses_of.get(key)
         if uses is None:
             scopes = self._settings.scopes_of(job)
-            found = [self._use_of(scope) for scope in scopes]
+            scope_uses = [self._use_of(scope) for scope in scopes]
             if len(self._uses_of) >= MAX_CACHED_OWNERS:  # users choose the names of accounts
                 self._uses_of.clear()
-            uses = self._uses_of[key] = tuple(use for use in found if use is not None)
+            uses = self._uses_of[key] = tuple(use for use in scope_uses if use is not None)
         return uses
 
     # Changes
@@ -268,7 +268,7 @@ class UsageLimits:
         if not self.enabled:
             return None
         counted = () if replaced is None else self._uses_for(replaced)
-        wanted: Counter[tuple[ScopeUse, str]] = Counter()
+        requested: Counter[tuple[ScopeUse, str]] = Counter()
         for job, number in jobs:
             is_counted = replaced is None and self._state.is_open(job.id)  # with other tasks of it
             demands = {"stored_bytes": 0 if is_counted else job.stored_bytes}
@@ -276,8 +276,8 @@ class UsageLimits:
                 if use not in counted:
                     for resource in ADMISSION:
                         if resource in use.maxima:
-                            wanted[use, resource] += demands.get(resource, number)
-        for (use, resource), demand in wanted.items():
+                            requested[use, resource] += demands.get(resource, number)
+        for (use, resource), demand in requested.items():
             if use.used[resource] + demand > use.maxima[resource]:
                 text = Shortage(use, resource, demand).text
                 return f"{text}; wait until some have ended, or submit fewer"

@@ -202,10 +202,10 @@ class Withdrawals:
         record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
         if not self._may_hold_some_task(view, info):
             return
-        found = self._find_promising(view, info, self._state.now)
-        if found is None:
+        promising = self._find_promising(view, info, self._state.now)
+        if promising is None:
             return
-        groups, capacity = found
+        groups, capacity = promising
         record.unused_capacity = None
         on_their_way = [
             task.job
@@ -255,7 +255,7 @@ class Withdrawals:
                 return
 
     def has_task_for(self, cluster: str, free_cpus: int) -> bool:
-        """Whether an unstarted task of another cluster needs no more processors. O(clusters)."""
+        """Return whether an unstarted task elsewhere needs no more processors. O(clusters)."""
         return free_cpus >= self._state.unstarted_index.fewest_cpus_elsewhere(cluster)
 
     def _may_hold_some_task(self, view: ClusterView, info: ClusterInfo) -> bool:
@@ -264,7 +264,7 @@ class Withdrawals:
     def _find_promising(
         self, view: ClusterView, info: ClusterInfo, now: float
     ) -> tuple[list[UnstartedGroup], PullCapacity] | None:
-        """Return the groups of which a task would start on a cluster with these facts, or None.
+        """Return the groups with a task that would start on a cluster with these facts, or None.
 
         Also the capacity of the cluster. Neither counts jobs on their way.
         """
@@ -317,7 +317,7 @@ class Withdrawals:
                 yield task, choice
 
     def _may_be_pulled(self, task: Task) -> bool:
-        """Whether a task is pending, not being withdrawn, and has waited long enough."""
+        """Return whether a task is pending, not being withdrawn, and has waited long enough."""
         attempt = task.live_attempt
         return (
             task.state is State.PENDING
@@ -329,7 +329,7 @@ class Withdrawals:
         )
 
     def _has_waited(self, task: Task) -> bool:
-        """Whether its cluster was up for long enough since the dispatch."""
+        """Return whether its cluster was up for long enough since the dispatch."""
         attempt = task.live_attempt
         waited = self._observed_seconds(attempt.cluster) - attempt.observed_at_dispatch
         return waited >= self._state.policy.pull_after * 2.0**task.moves
@@ -352,10 +352,10 @@ class Withdrawals:
         later = now - self._state.now
         if not any(self._waiting(planned.promising, later)):  # cheaper than the check
             return ()
-        found = self._check_groups(view, planned, now)
-        if found is None:
+        checked = self._check_groups(view, planned, now)
+        if checked is None:
             return ()
-        groups, capacity = found
+        groups, capacity = checked
         return (
             task
             for task, choice in self._waiting(groups, later)
@@ -365,7 +365,7 @@ class Withdrawals:
     def _waiting(
         self, groups: Iterable[UnstartedGroup], later: float
     ) -> Iterator[tuple[Task, int]]:
-        """Yield tasks that nobody withdraws and that in `later` seconds have waited long enough.
+        """Yield tasks that are not withdrawn and will have waited long enough in `later` seconds.
 
         Also the number of the alternative licences for which a group has them.
         """

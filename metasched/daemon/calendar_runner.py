@@ -278,13 +278,15 @@ class CalendarRunner:
     def _corrections(self, now: float) -> Iterator[CoreEvent]:
         """Yield the entries that may run sooner, since the clock was set back."""
         for entry in self._entries():
-            known = entry
+            corrected = entry
             if isinstance(entry.act, LimitLicence):  # of these the core knows the last run only
-                known = structs.replace(entry, ran=tuple(run for run in entry.ran if run <= now))
-            sooner = next_unrepeated(known, now)
+                corrected = structs.replace(
+                    entry, ran=tuple(run for run in entry.ran if run <= now)
+                )
+            sooner = next_unrepeated(corrected, now)
             if sooner is None or (entry.next_run is not None and entry.next_run <= sooner):
                 continue
-            after = structs.replace(known, next_run=sooner)
+            after = structs.replace(corrected, next_run=sooner)
             yield CalendarEntrySet(now, after, cause="the clock was set back")
 
     def _events_of(self, entry: CalendarEntry, plan: RunPlan, now: float) -> list[CoreEvent]:

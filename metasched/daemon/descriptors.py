@@ -18,24 +18,24 @@ MIN_CONNECTIONS = 16  # of a listener, whatever is left
 _INHERITED_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def connection_limit(wanted: int, listeners: int, workers: int) -> int:
+def connection_limit(configured: int, listeners: int, workers: int) -> int:
     """Raise the soft limit as far as necessary; return how many connections a listener may have."""
     reserved = RESERVED + RESERVED_PER_WORKER * workers
     soft, hard = _INHERITED_LIMITS
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    needed = reserved + listeners * wanted
+        return configured
+    needed = reserved + listeners * configured
     if needed > soft:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     possible = max((soft - reserved) // listeners, MIN_CONNECTIONS)
-    if possible < wanted:
+    if possible < configured:
         log.warning(
             "connections = %d needs %d file descriptors, the limit is %d: a listener has %d "
             "connections; raise LimitNOFILE",
-            *(wanted, needed, soft, possible),
+            *(configured, needed, soft, possible),
         )
-    return min(wanted, possible)
+    return min(configured, possible)
 
 
 def descriptor_use() -> DescriptorsRow:

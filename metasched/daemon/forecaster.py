@@ -52,7 +52,7 @@ HORIZON = 7 * 86400.0  # seconds for which a compared start counts
 MAX_ENDED = 20_000  # ended tasks that wait for the next refresh
 MIN_SAMPLES = 20  # below, the coverage is unknown
 MIN_COVERAGE = 0.65  # of intervals with a nominal 80%
-TOLERANCE = 1.0  # seconds by which a start may lie outside
+TOLERANCE = 1.0  # most seconds that a start may lie outside
 OUT_OF_TIME = "too many tasks wait to estimate their starts in time"
 WAITING = UNSTARTED | {State.QUEUED}
 QUEUED = ""  # in place of the name of a cluster: tasks that wait in metasched
@@ -230,8 +230,8 @@ class Forecaster:
             starts = zip(state.snapshot.probes, reply.estimates.probes, strict=True)
             for (cluster, cpus, limit), start in starts:
                 if start.late < NEVER:
-                    found = probed.setdefault(state.clusters[cluster], [])
-                    found.append(ProbedStart(cpus, limit, start))
+                    probes = probed.setdefault(state.clusters[cluster], [])
+                    probes.append(ProbedStart(cpus, limit, start))
         self._unknown, self._unknown_jobs = unknown, state.unknown_jobs
         self._estimates, self._probed = estimates, probed
         self._remember(estimates)
@@ -258,9 +258,9 @@ class Forecaster:
             first = self._first.get(task_id)
             if first is None or first.cluster != estimate.cluster:
                 self._first[task_id] = estimate
-        for kept in (self._first, self._first_queued):
-            while len(kept) > MAX_FIRST:
-                del kept[next(iter(kept))]
+        for samples in (self._first, self._first_queued):
+            while len(samples) > MAX_FIRST:
+                del samples[next(iter(samples))]
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from stored ends, and compare stored starts with their first estimates."""
@@ -273,8 +273,8 @@ class Forecaster:
             if change.before in WAITING and change.after not in WAITING:
                 task_id = change.job, change.index
                 started = outcome.tasks.get(task_id)
-                for kept in (self._first, self._first_queued):
-                    first = kept.pop(task_id, None)
+                for samples in (self._first, self._first_queued):
+                    first = samples.pop(task_id, None)
                     if first is not None and started is not None and started.attempt is not None:
                         self._compare(first, started.attempt)
 
@@ -308,7 +308,7 @@ def _by_task(state: ForecastState, estimates: Estimates) -> dict[TaskId, TaskEst
 
 
 def _policy_like(entry: ClusterSettings) -> Callable[[], LocalPolicy]:
-    """Return the policy of a cluster of ours, or the one most like that of its manager."""
+    """Return the policy of a `local` cluster, or the policy most like that of its manager."""
     if entry.cluster.adapter == "local":
         return partial(make_forecast_policy, entry.options.get("policy", DEFAULT_POLICY))
     return FirstFit if entry.cluster.adapter == "gridengine" else EASY

@@ -28,7 +28,7 @@ TASKS_AT_ONCE = 1000  # looked at in a look: of most there may be nothing to mai
 SPARE = 64  # entries of a heap that may be void without regard to its tasks
 
 
-class DueTimes:
+class MailTimes:
     """Tasks of a user by the time at which the next mail about each is due, in epoch seconds.
 
     Its size follows the number of tasks: entries of ended tasks do not stay until they are due.
@@ -77,8 +77,8 @@ class LimitMails:
     def __init__(self, host: SchedulerHost, commit: Callable[[], Awaitable[None]]) -> None:
         """`commit` waits until the open group of the ledger is stored."""
         self._host, self._commit = host, commit
-        self._due: dict[str, DueTimes] = {}  # by user, who had a turn last comes last
-        # (start, percent) by task; of an array that has one mail for all tasks, by (job, -1)
+        self._due: dict[str, MailTimes] = {}  # by user, who had a turn last comes last
+        # (start, percent) by task; of an array with a common mail for all tasks, by (job, -1)
         self._sent: dict[TaskId, set[tuple[float, int]]] = {}
         self.watch(host.core.tasks.values())
 
@@ -98,7 +98,7 @@ class LimitMails:
                 continue
             user, due = task.job.user, self._next_due(task)
             if due is not None:
-                self._due.setdefault(user, DueTimes()).set(task.task_id, due)
+                self._due.setdefault(user, MailTimes()).set(task.task_id, due)
             elif (times := self._due.get(user)) is not None:
                 times.remove(task.task_id)
                 if not times:
@@ -136,7 +136,7 @@ class LimitMails:
         return bool(mails)
 
     def _mails_due(self, task: Task, now: float) -> Iterator[Mail]:
-        """Yield the mails about a task that are due; they count as sent, and so do late ones."""
+        """Yield the mails about a task that are due; they and late mails count as sent."""
         for due, started, percent in list(self._shares(task)):
             if due <= now:
                 self._sent.setdefault(_subject(task), set()).add((started, percent))
@@ -149,7 +149,7 @@ class LimitMails:
     def _shares(self, task: Task) -> Iterator[tuple[float, float, int]]:
         """Yield due time, start and percent of each mail about a task that was not sent.
 
-        The start is 0.0 for an array that has one mail for all tasks.
+        The start is 0.0 for an array with a common mail for all tasks.
         """
         mail, limit = task.job.mail, task.job.time_limit
         if mail is None or limit is None or not _runs(task):

@@ -32,13 +32,13 @@ from metasched.model.reservation import OPEN_STATES
 
 log = logging.getLogger("metasched")
 
-QUIET_TIME = 10.0  # seconds in which dispatches under way are to be answered
+QUIET_TIME = 10.0  # most seconds to wait for answers of dispatches under way
 _QUIET_POLL = 0.05  # seconds between looks for dispatches under way
 
 
 @dataclass(frozen=True)
 class ReloadResult:
-    """What a reload did."""
+    """The result of a reload."""
 
     changes: tuple[str, ...]  # keys that are in force now
     restart_keys: tuple[str, ...]  # changed keys that only a restart puts in force
@@ -57,7 +57,7 @@ async def reload(daemon: Daemon, by: str) -> ReloadResult:
     `by` is who asked for it. ConfigError for a mistake in the files, ReloadRefused if it cannot be
     taken over now; then nothing has changed.
     """
-    async with daemon.reload_lock:  # a second reload reads what was written since
+    async with daemon.reload_lock:  # a second reload reads files that were written since
         try:
             result = await _reload(daemon, by)
         except UserError as error:
@@ -68,17 +68,17 @@ async def reload(daemon: Daemon, by: str) -> ReloadResult:
 
 
 def _read_settings(
-    running: Settings, known: frozenset[str]
+    running: Settings, earlier_mistakes: frozenset[str]
 ) -> tuple[Settings, list[str], frozenset[str]]:
     """Read the files again, and the policies of the calendar. ConfigError for the first mistake.
 
-    Mistakes in policies of the calendar that are `known` bar no other change: they are returned,
-    and findings of the reload.
+    Mistakes in policies of the calendar bar no other change if they are in `earlier_mistakes`. They
+    are returned, and are findings of the reload.
     """
     settings, restart_keys = reload_settings(running)
     mistakes = [*scheduled_policy_mistakes(settings)]
     for mistake in mistakes:
-        if str(mistake) not in known:
+        if str(mistake) not in earlier_mistakes:
             raise mistake
     return settings, restart_keys, frozenset(map(str, mistakes))
 
@@ -133,7 +133,7 @@ def running_service(daemon: Daemon) -> SchedulerService:
 
 
 def _changes_decisions(running: Settings, changed: Settings) -> bool:
-    """Whether more changed than what requests alone look up."""
+    """Return whether more changed than what requests alone look up."""
     looked_up = {
         name: getattr(changed, name)
         for name in (
@@ -166,7 +166,7 @@ async def make_replaceable(service: SchedulerService, settings: Settings) -> Non
 
 
 def _check_obstacles(service: SchedulerService, settings: Settings) -> None:
-    """ReloadRefused if tasks or reservations would lose their cluster."""
+    """Raise ReloadRefused if tasks or reservations would lose their cluster."""
     check_reservation_units(settings, service.ledger)
     after = {entry.cluster.name: entry for entry in settings.clusters}
     for entry in service.settings.clusters:
@@ -177,22 +177,22 @@ def _check_obstacles(service: SchedulerService, settings: Settings) -> None:
             and (reservation.state in OPEN_STATES or reservation.known_to_manager)
             for reservation in service.core.reservations.by_id.values()
         )
-        place = f'{settings.config_path}, cluster "{name}"'
+        source = f'{settings.config_path}, cluster "{name}"'
         if name not in after:
             if tasks or reservations:
                 raise ReloadRefused(
                     f"it is removed, but has {tasks} tasks and {reservations} reservations, "
-                    f"{place}; put it back, `metasched cluster drain {name}`, and wait for them"
+                    f"{source}; put it back, `metasched cluster drain {name}`, and wait for them"
                 )
         elif tasks and _manager_of(entry) != _manager_of(after[name]):
             raise ReloadRefused(
-                f"it is another manager now, but has {tasks} tasks at the old one, {place}; "
+                f"it is another manager now, but has {tasks} tasks at the old one, {source}; "
                 f"put it back, `metasched cluster drain {name}`, and wait for them"
             )
 
 
 def _manager_of(entry: ClusterSettings) -> tuple[object, ...]:
-    """Return what tells which manager a cluster is, and how its jobs are recognised."""
+    """Return the settings that identify a cluster's manager and metasched's jobs there."""
     keys = ("config", "library", "profile", "tag_field")
     variables = {k: v for k, v in entry.environment.items() if k.startswith(("SGE_", "SLURM_"))}
     return (entry.cluster.adapter, *(entry.options.get(key) for key in keys), variables)

@@ -41,7 +41,7 @@ _MAX_EPOCH = 1e11  # epoch seconds: the year 5138
 
 @dataclass(frozen=True, kw_only=True)
 class ReservationTerms:
-    """What a user requests; field names as in the body of POST /reservations."""
+    """The request of a user; field names as in the body of POST /reservations."""
 
     least: int  # processors (nodes if `by_node`)
     most: int
@@ -149,7 +149,7 @@ async def survey_and_check(
 ) -> ReservationRequested:
     """Survey the eligible clusters and check the quota; return the event for the core.
 
-    `series`: id of the series of which it is an occurrence.
+    `series`: id of its series, if it is an occurrence.
     """
     quota = service.settings.quota_of(user)
     if series is None:  # for an occurrence the series was checked; mail about it is, when sent
@@ -189,7 +189,7 @@ async def survey_and_check(
 async def _find_calendar_limits(
     service: ReservationHost, terms: ReservationTerms, quota: ReservationQuota
 ) -> tuple[CalendarLimit, ...]:
-    """Return when the calendar lowers the totals of the licences, as far as one may reserve."""
+    """Return when the calendar lowers totals of the licences, until the last possible window."""
     entries = list(service.core.calendar.entries.values())
     if not terms.licences or not any(isinstance(entry.act, LimitLicence) for entry in entries):
         return ()
@@ -384,15 +384,15 @@ def _check_size(
         raise ApiError(503, f"{problem}; nothing changed, try again soon")
     if request.min_size > largest:
         problem = f"no cluster has {request.min_size} {unit}"
-        found = f"the largest is {largest_cluster} with {largest}"
-        others = [
+        largest_text = f"the largest is {largest_cluster} with {largest}"
+        other_clusters = [
             f"{cluster.name}: {_objection_to(service, cluster, terms)}"
             for cluster in service.core.clusters
             if not terms.clusters and cluster.name not in clusters
         ]
-        if others:
-            found += f" ({'; '.join(others)})"
-        raise ApiError(403, f"{problem}, {found}; ask for fewer")
+        if other_clusters:
+            largest_text += f" ({'; '.join(other_clusters)})"
+        raise ApiError(403, f"{problem}, {largest_text}; ask for fewer")
 
 
 def check_quota(
@@ -450,15 +450,15 @@ def _explain_refusal(service: ReservationHost, event: ReservationRequested) -> s
     if not event.licences or not book.offer_finder.offers(structs.replace(event, licences={})):
         return _describe_alternatives(book, alternatives)
     requested = " and ".join(f"{name}:{count}" for name, count in event.licences.items())
-    known = {name: licences.windows(name) for name in event.licences}
+    windows = {name: licences.windows(name) for name in event.licences}
     conflicts = [
         f", {window.describe()} {'leaves' if window.entry else 'has'} {window.licences[name]} "
         f"of {name} from "
         f"{iso(window.start)} to {iso(window.until)}"
         for name in event.licences
         for window in (
-            *known[name],
-            *later_windows(event.calendar_limits, name, known[name]),
+            *windows[name],
+            *later_windows(event.calendar_limits, name, windows[name]),
         )
         if event.request.ready < window.until and window.start < event.request.deadline
     ]

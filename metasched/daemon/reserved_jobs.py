@@ -65,12 +65,12 @@ def check_reservation_fit(service: SchedulerService, job: Job, now: float) -> No
 
 
 def _check_account(reservation: Reservation, account: str | None) -> None:
-    """Raise ApiError if a reservation for accounts is not for jobs of this one."""
+    """Raise ApiError if a reservation for accounts does not admit the job's account."""
     if account not in reservation.accounts:
         allowed = ", ".join(reservation.accounts)
         problem = f"reservation {reservation.id} is for jobs of account {allowed}"
-        given = f"this one has {account}" if account else "this one names none"
-        raise ApiError(403, f"{problem}, {given}; give --account {reservation.accounts[0]}")
+        actual = f"this one has {account}" if account else "this one names none"
+        raise ApiError(403, f"{problem}, {actual}; give --account {reservation.accounts[0]}")
 
 
 def remaining_seconds(

@@ -13,7 +13,7 @@ crash: the service is discarded and started again from the database.
 
 A defect is contained: of a row, a cluster, a licence server or a request only that is set aside
 (`quarantine`). If the core failed within a step, its state is half-applied. Then the service starts
-again from the database, too, and whoever caused the event pauses.
+again from the database, too, and the source of the event pauses.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class SchedulerService:
             raise
 
     def _start_actions(self, outcomes: Sequence[Outcome]) -> None:
-        """Start the actions of stored outcomes, and wake up whoever waits for a change."""
+        """Start the actions of stored outcomes, and wake up requests that wait for a change."""
         for outcome in outcomes:
             for warning in outcome.warnings:
                 log.warning("%s", warning)
@@ -666,8 +666,8 @@ class Daemon:
                 log_record(record)
         for kind, number in written.items():
             if number > MAX_AUDIT_LINES:
-                others = number - MAX_AUDIT_LINES
-                log.warning("%s: %d more at once; see `metasched events`", kind.value, others)
+                omitted = number - MAX_AUDIT_LINES
+                log.warning("%s: %d more at once; see `metasched events`", kind.value, omitted)
         previous_signal, self.audit_added = self.audit_added, asyncio.Event()
         previous_signal.set()
 
@@ -713,7 +713,7 @@ class Daemon:
                     log.error("the stored state makes the daemon fail", exc_info=errors)
                     delay = min(2 * delay, MAX_RESTART_DELAY)
             if self.service is not None:
-                # whoever waits for a change looks at the next service
+                # requests that wait for a change look at the next service
                 self.service.state_changed.set()
             self.service = None
             self.service_runs.clear()

@@ -18,7 +18,7 @@ from metasched.config.settings import ConfigError, Settings
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
 from metasched.daemon.pickled_process import PickledProcess, ProcessLost
-from metasched.daemon.shadow_process import MODULE, ShadowReply, ShadowRequest, ShadowStart
+from metasched.daemon.shadow_process import MODULE, ObservedBatch, ShadowReply, ShadowStart
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
 from metasched.model.shadow import Shadow
@@ -67,7 +67,7 @@ class ShadowRunner:
         self, core: Core, settings: Settings, ledger: Ledger, shadow: Shadow | None = None
     ) -> None:
         self._core, self._settings, self._ledger = core, settings, ledger
-        self._process = PickledProcess[ShadowRequest, ShadowReply](MODULE)
+        self._process = PickledProcess[ObservedBatch, ShadowReply](MODULE)
         self._queue = deque[Observation]()
         self._changed = asyncio.Event()
         self._start: ShadowStart | None = None  # for the next request
@@ -149,7 +149,7 @@ class ShadowRunner:
         shadow = self.shadow
         portion = [self._queue.popleft() for _ in range(min(PORTION, len(self._queue)))]
         placements = sum(isinstance(each, ObservedPlacement) for each in portion)
-        request, self._start = ShadowRequest(self._start, tuple(portion)), None
+        request, self._start = ObservedBatch(self._start, tuple(portion)), None
         try:
             reply = await self._process.ask(request, TIME_LIMIT)
         except ProcessLost as error:

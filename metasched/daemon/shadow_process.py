@@ -1,4 +1,4 @@
-"""The process in which a candidate policy decides beside the one in force."""
+"""The process of a candidate policy, which decides beside the policy in force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = 2**30  # bytes of address space
 
 
 class ShadowStart(NamedTuple):
-    """A candidate, and what it starts from; see `policies.shadow.Candidate`."""
+    """A candidate, and its initial state; see `policies.shadow.Candidate`."""
 
     candidate: Policy
     clusters: tuple[str, ...]
@@ -25,8 +25,8 @@ class ShadowStart(NamedTuple):
     compares_places: bool
 
 
-class ShadowRequest(NamedTuple):
-    """What the core observed, in its order."""
+class ObservedBatch(NamedTuple):
+    """Observations of the core, in its order."""
 
     start: ShadowStart | None  # before them; None: the candidate of the last request
     observed: tuple[Observation, ...]
@@ -44,8 +44,8 @@ class ShadowHandler:
     def __init__(self) -> None:
         self._candidate: Candidate | None = None
 
-    def handle(self, request: ShadowRequest) -> ShadowReply:
-        """Return the decisions on what was observed. The first request has a `start`."""
+    def handle(self, request: ObservedBatch) -> ShadowReply:
+        """Return the decisions on the observations. The first request has a `start`."""
         if request.start is not None:
             self._candidate = Candidate(*request.start)
         candidate = self._candidate

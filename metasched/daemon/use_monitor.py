@@ -1,7 +1,7 @@
 """Reports to the core the use of a cluster by jobs that metasched did not send, and its shares.
 
-Runs only with fair share. Accounting that does not answer delays nothing else: what was counted
-before stays in force, and the next answer goes on where the last one ended.
+Runs only with fair share. Accounting that does not answer delays nothing else: the use counted
+before stays in force, and the next answer continues at the end of the last answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HISTORY = 5.0  # half-lives before the first start that are counted: 97% of all 
 # too little (by 1.4%, or at most 4% of the use when it was new)
 SPAN_OF_HALF_LIFE, SPAN_OF_AGE = 0.02, 0.2
 MIN_SPAN, MAX_SPAN = 60.0, 86400.0  # seconds
-# seconds before the last answer in which jobs may have ended whose records it did not have yet
+# seconds before the last answer: jobs that ended in them may have had no records then
 LATE_RECORDS = 600.0
 RETRY_DELAY = 60.0  # seconds after an answer that failed, at most
 FIRST_LISTING_CHECK = 1.0  # seconds between checks for the first listing of the cluster
@@ -89,15 +89,15 @@ class UseMonitor:
             return
         while self._host.core.cluster_status(self.name)[0] is None:
             await asyncio.sleep(FIRST_LISTING_CHECK)
-        more = False  # the last answer left further use
+        has_more = False  # the last answer left further use
         while True:
             started = time.monotonic()
             if self.source and self._is_up():
-                if fair_share.shares_from == self.name and not more:
+                if fair_share.shares_from == self.name and not has_more:
                     await self._query_shares()
-                more = await self._query_use(fair_share)
+                has_more = await self._query_use(fair_share)
             pause = self._host.settings.use_interval
-            if more:
+            if has_more:
                 pause = max(time.monotonic() - started, MIN_PAUSE)
             elif self.breaker.failures or self.shares_breaker.failures:
                 pause = min(pause, RETRY_DELAY)

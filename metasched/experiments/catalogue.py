@@ -123,11 +123,11 @@ def run_experiment(
 
 
 def _check_rows(cases: Sequence[ExperimentCase], rows: Sequence[str]) -> None:
-    known = list(dict.fromkeys(case.row for case in cases))
+    available = list(dict.fromkeys(case.row for case in cases))
     for row in rows:
-        if row not in known:
-            close = get_close_matches(row, known, n=1)
-            remedy = f'write "{close[0]}"' if close else f"available are {', '.join(known)}"
+        if row not in available:
+            close = get_close_matches(row, available, n=1)
+            remedy = f'write "{close[0]}"' if close else f"available are {', '.join(available)}"
             raise ExperimentError(f"unknown setting {quote_for_error(row)}, --row; {remedy}")
 
 

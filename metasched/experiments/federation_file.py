@@ -65,13 +65,13 @@ class FederationFile:
 
 
 def read_federation(path: Path, schemes: tuple[str, ...], baseline: str) -> FederationFile:
-    """Read a file; `schemes` are the known columns. UserError in one line if it is invalid."""
-    place = str(path)
+    """Read a file; `schemes` are the known columns. UserError if it is invalid."""
+    source = str(path)
     text = read_text(path, None, MAX_BYTES)
     if len(text) > MAX_BYTES:
-        raise UserError(f"it has more than {MAX_BYTES} bytes, {place}; name a federation file")
-    table = validated(FederationTable, parse_toml(text, place), place)
-    _check_names(table, schemes, place)
+        raise UserError(f"it has more than {MAX_BYTES} bytes, {source}; name a federation file")
+    table = validated(FederationTable, parse_toml(text, source), source)
+    _check_names(table, schemes, source)
     try:
         overlay = Overlay(
             deadlines=table.deadlines,
@@ -81,7 +81,7 @@ def read_federation(path: Path, schemes: tuple[str, ...], baseline: str) -> Fede
         )
         make_policy(table.local, {}, {})
     except ValueError as error:
-        raise UserError(f"{error}, {place}") from None
+        raise UserError(f"{error}, {source}") from None
     sites = tuple(
         TraceSite(
             str((path.parent / site.trace).resolve()),
@@ -93,7 +93,7 @@ def read_federation(path: Path, schemes: tuple[str, ...], baseline: str) -> Fede
     )
     for site in sites:
         if not Path(site.trace_name).is_file():
-            raise UserError(f"no trace {site.trace_name}, {place}, [[site]]; correct its name")
+            raise UserError(f"no trace {site.trace_name}, {source}, [[site]]; correct its name")
     selected = table.schemes or schemes
     return FederationFile(
         {
@@ -108,13 +108,13 @@ def read_federation(path: Path, schemes: tuple[str, ...], baseline: str) -> Fede
     )
 
 
-def _check_names(table: FederationTable, schemes: tuple[str, ...], place: str) -> None:
+def _check_names(table: FederationTable, schemes: tuple[str, ...], source: str) -> None:
     if unknown := next((name for name in table.schemes if name not in schemes), None):
-        raise UserError(f'unknown scheme "{unknown}", {place}; available are {", ".join(schemes)}')
+        raise UserError(f'unknown scheme "{unknown}", {source}; available are {", ".join(schemes)}')
     if taken := next((name for name in table.policies if name in schemes), None):
-        raise UserError(f'"{taken}" is the name of a scheme, {place}, [policies]; rename it')
+        raise UserError(f'"{taken}" is the name of a scheme, {source}, [policies]; rename it')
     names = Counter(name for site in table.site for name in site.clusters)
     if double := next((name for name, count in names.items() if count > 1), None):
-        raise UserError(f'two clusters are named "{double}", {place}, [[site]]; rename one')
+        raise UserError(f'two clusters are named "{double}", {source}, [[site]]; rename one')
     if len({f"{load:.2f}" for load in table.loads}) < len(table.loads):
-        raise UserError(f"two loads are equal in two digits, {place}, loads; leave one out")
+        raise UserError(f"two loads are equal in two digits, {source}, loads; leave one out")

@@ -86,12 +86,12 @@ class Federation:
         ExperimentError if the trace has too few jobs.
         """
         largest = max(site.clusters.values())
-        kept = [
+        sampled = [
             entry
             for entry in load_trace(site.trace_name, bool(site.partition)).entries
             if entry.home == site.partition and entry.number % site.thinning == seed % site.thinning
         ]
-        log = [entry for entry in kept if entry.job.cpus <= largest]
+        log = [entry for entry in sampled if entry.job.cpus <= largest]
         count = min(self.jobs // len(self.sites), len(log) // 2)  # leave room for several windows
         name = "+".join(site.clusters)
         first = int(Random(f"{seed}/window/{name}").random() * (len(log) - count))
@@ -115,7 +115,7 @@ class Federation:
         ]
         too_large = [
             (entry.job.submitted - origin) * time_scale
-            for entry in kept
+            for entry in sampled
             if entry.job.cpus > largest and 0 <= entry.job.submitted - origin <= span
         ]
         return Workload(name, tuple(entries), site.cpus), too_large

@@ -51,7 +51,7 @@ class FinishedRuns:
         self._append(_FinishedRun(case.row, case.column, seed, figures))
 
     def read(self) -> None:
-        """Read the file; write the first line of a new one. ValueError if it is another file."""
+        """Read the file; write the first line of a new file. ValueError if it is another file."""
         self._file.seek(0)
         content = self._file.read()
         complete = content[: content.rfind(b"\n") + 1]
@@ -71,11 +71,11 @@ class FinishedRuns:
         if not first:
             self._append(self._header)
 
-    def _check_header(self, found: _Header) -> None:
-        if found.experiment != self._header.experiment:
-            raise ValueError(f'runs of the experiment "{found.experiment}"')
-        if found.release != self._header.release:
-            raise ValueError(f"runs of release {found.release}")
+    def _check_header(self, header: _Header) -> None:
+        if header.experiment != self._header.experiment:
+            raise ValueError(f'runs of the experiment "{header.experiment}"')
+        if header.release != self._header.release:
+            raise ValueError(f"runs of release {header.release}")
 
     def _append(self, line: msgspec.Struct) -> None:
         self._file.write(_encode(line))

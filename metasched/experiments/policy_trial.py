@@ -26,7 +26,7 @@ REPLICATES = 2000
 Floats = NDArray[np.float64]
 
 
-class Placement(NamedTuple):
+class JobRun(NamedTuple):
     """Where and when a job ran."""
 
     start: float
@@ -35,23 +35,23 @@ class Placement(NamedTuple):
     moves: int  # between clusters, before the start
 
 
-class Trial(NamedTuple):
-    """What a policy makes of a period."""
+class TrialRun(NamedTuple):
+    """The simulated run of a period under a policy."""
 
-    placements: dict[int, Placement]  # by job id
+    placements: dict[int, JobRun]  # by job id
     dropped: dict[str, int]  # jobs left out, by cause
     pulls: int
     excluded: Mapping[str, int] = {}  # jobs that a heuristic of the site did not rate, by its name
     excluded_passes: Mapping[str, int] = {}  # decided by FCFS in place of a local policy, by name
 
 
-def trial_of(schedule: Schedule) -> Trial:
-    """Return what the comparison needs of a schedule; it passes between processes quickly."""
+def trial_of(schedule: Schedule) -> TrialRun:
+    """Return the data of a schedule for the comparison; it passes between processes quickly."""
     placements = {
-        each.entry.job.id: Placement(each.start, each.end, each.cluster, each.moves)
+        each.entry.job.id: JobRun(each.start, each.end, each.cluster, each.moves)
         for each in schedule.jobs
     }
-    return Trial(
+    return TrialRun(
         placements,
         dict(schedule.dropped),
         schedule.pulls,
@@ -107,7 +107,7 @@ class Comparison:
     jobs: int  # compared: those that ran under both policies
     first: float  # arrival of the first
     last: float  # of the last
-    blocks: str  # what the bootstrap draws
+    blocks: str  # unit that the bootstrap draws
     elsewhere: int  # jobs that run on another cluster
     changes: tuple[Change, ...]
     groups: Mapping[str, tuple[Group, ...]]  # by kind: class, user, cluster, licence
@@ -128,20 +128,22 @@ class Comparison:
         }
 
 
-def compare(period: RecordedPeriod, before: Trial, after: Trial, seed: int = 0) -> Comparison:
+def compare(period: RecordedPeriod, before: TrialRun, after: TrialRun, seed: int = 0) -> Comparison:
     """Compare two trials of a period. ValueError if no job ran under both policies."""
     return _Comparer(period, before, after, seed).compare()
 
 
 def run_policy(
     period: RecordedPeriod, policy: Policy, progress: Callable[[int], None] | None = None
-) -> Trial:
+) -> TrialRun:
     """Simulate a period under a policy."""
     return trial_of(period.run(policy, progress))
 
 
 class _Comparer:
-    def __init__(self, period: RecordedPeriod, before: Trial, after: Trial, seed: int) -> None:
+    def __init__(
+        self, period: RecordedPeriod, before: TrialRun, after: TrialRun, seed: int
+    ) -> None:
         both = before.placements.keys() & after.placements.keys()
         entries = [entry for entry in period.workload.entries if entry.job.id in both]
         if not entries:
@@ -263,7 +265,7 @@ class _Comparer:
     def _interval(
         self, values: Floats, chosen: NDArray[np.bool_]
     ) -> tuple[float, float] | tuple[None, None]:
-        """Return the 95% interval of the mean of chosen jobs; None: they are in one block."""
+        """Return the 95% interval of the mean of chosen jobs; None: they are in a single block."""
         blocks = self._blocks[chosen]
         if len(np.unique(blocks)) < 2:
             return None, None
@@ -311,7 +313,7 @@ class _Comparer:
         )
 
     def _cluster(self, index: int, name: str, places: Sequence[Sequence[int]]) -> Group:
-        """Return the jobs that run on a cluster, before and after: not the same ones."""
+        """Return the jobs that run on a cluster, before and after: these jobs may differ."""
         cpus = self._period.clusters[index].cpus
         on_it = [np.array(each) == index for each in places]
         due = [chosen & np.isfinite(self._deadlines) for chosen in on_it]
@@ -375,7 +377,7 @@ def _slowdowns(waits: Floats, run_times: Floats) -> Floats:
 
 
 def _blocks(arrivals: Floats) -> tuple[NDArray[np.int64], str]:
-    """Return the block of each job, counted from 0, and what the blocks are."""
+    """Return the block of each job, counted from 0, and the unit of the blocks."""
     days, of_day = np.unique(np.floor(arrivals / DAY), return_inverse=True)
     if len(days) >= LEAST_DAYS:
         return of_day.astype(np.int64), f"{len(days)} days with arrivals"

@@ -73,13 +73,13 @@ class FirstFitOnProcessors(FirstFit):
         running: Collection[RunningJob],
         free: FreeResources,
     ) -> list[JobStart]:
-        starts, left = list[JobStart](), len(self.processors.free(now, nextafter(now, inf)))
+        starts, idle = list[JobStart](), len(self.processors.free(now, nextafter(now, inf)))
         for job in queue:
             end = now + job.estimated
-            if job.cpus <= left and len(self.processors.free(now, end)) >= job.cpus:
+            if job.cpus <= idle and len(self.processors.free(now, end)) >= job.cpus:
                 taken = self.processors.reserve(now, end, job.cpus, highest=self._highest)
                 self._held[job.id] = end, taken
-                left -= job.cpus
+                idle -= job.cpus
                 starts.append(JobStart(job.id))
         return starts
 

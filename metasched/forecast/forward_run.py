@@ -64,7 +64,7 @@ class _Queue:
 
 
 class _BlockedTaker(NamedTuple):
-    """An entry that waits for a shared resource: when it is free, and what is left then."""
+    """An entry that waits for a shared resource: when it is free, and the amount left then."""
 
     entry: int
     shadow: float
@@ -72,7 +72,7 @@ class _BlockedTaker(NamedTuple):
 
 
 def _has_room(job: WaitingJob, now: float, room: list[tuple[float, int]]) -> bool:
-    """Whether a task that starts now leaves later reservations their processors."""
+    """Return whether a task that starts now leaves later reservations their processors."""
     end = now + job.estimated
     return all(end <= start or job.cpus <= cpus for start, cpus in room)
 
@@ -99,9 +99,11 @@ class ForwardRun:
         self.starts: list[list[float]] = [[] for _ in snapshot.waiting]  # by entry, ascending
         self._snapshot, self._run_time = snapshot, run_time
         self._targets, self._starts_left = targets, max_starts
-        self._left = [entry.tasks for entry in snapshot.waiting]  # unstarted tasks by entry
+        self._unstarted = [entry.tasks for entry in snapshot.waiting]  # unstarted tasks by entry
         self._targets_left = sum(
-            left for index, left in enumerate(self._left) if targets is None or index in targets
+            tasks
+            for index, tasks in enumerate(self._unstarted)
+            if targets is None or index in targets
         )
         self._site_resources = dict(snapshot.site_resources)  # free
         # entries that have to take some of these, in order
@@ -205,9 +207,9 @@ class ForwardRun:
     def _run_policy(self, now: float, cluster: int) -> None:
         """Run a pass of the local policy of a cluster.
 
-        There are more if a reservation refuses a start, or a probe starts: it takes nothing, so the
-        others start in the next pass as if it had never been. The smallest probe goes first: one
-        that does not fit would be a head that delays smaller ones.
+        Further passes follow if a reservation refuses a start, or a probe starts. A probe takes
+        nothing, so the others start in the next pass as if it had never been. The smallest probe
+        goes first: a probe that does not fit would be a head that delays smaller probes.
         """
         queue, refused = self._queues[cluster], True
         while refused and (queue.waiting or queue.probes) and queue.free_cpus > 0:
@@ -238,12 +240,12 @@ class ForwardRun:
                     refused = True
 
     def _blocked_takers(self, now: float) -> dict[str, _BlockedTaker]:
-        """Return the first entry that lacks a shared resource, by resource. O(takers + running)."""
+        """Return the first entry without its shared resource, by resource. O(takers + running)."""
         blocked, free = dict[str, _BlockedTaker](), self._site_resources
-        if len(self._takers) > 2 * MAX_TESTED or not self._left[self._takers[0]]:
-            self._takers = [index for index in self._takers if self._left[index]]
+        if len(self._takers) > 2 * MAX_TESTED or not self._unstarted[self._takers[0]]:
+            self._takers = [index for index in self._takers if self._unstarted[index]]
         for index in islice(self._takers, MAX_TESTED):
-            if not self._left[index]:
+            if not self._unstarted[index]:
                 continue
             for name, amount in self._snapshot.waiting[index].resources.items():
                 if name not in blocked and amount > free.get(name, amount):
@@ -262,7 +264,7 @@ class ForwardRun:
     def _may_take(
         self, index: int, job: WaitingJob, now: float, blocked: Mapping[str, _BlockedTaker]
     ) -> bool:
-        """Whether the shared resources of an entry are free, and not kept for an earlier one."""
+        """Return whether an entry's shared resources are free, and kept for no earlier entry."""
         free = self._site_resources
         for name, amount in job.resources.items():
             if amount > free.get(name, amount):
@@ -280,14 +282,14 @@ class ForwardRun:
     def _candidates(
         self, queue: _Queue, now: float, room: list[tuple[float, int]]
     ) -> Iterator[WaitingJob]:
-        """Yield waiting tasks in order; of equal tasks those that fit together, and one more."""
+        """Yield waiting tasks in order; of equal tasks those that fit together, and the next."""
         blocked = self._blocked_takers(now) if self._takers else {}
         for index, job in queue.waiting.items():
             if blocked and job.resources and not self._may_take(index, job, now, blocked):
                 continue
             if room and not _has_room(job, now, room):
                 continue
-            copies = min(self._left[index], queue.free_cpus // job.cpus + 1)
+            copies = min(self._unstarted[index], queue.free_cpus // job.cpus + 1)
             for _ in range(copies):
                 yield job
 
@@ -307,7 +309,7 @@ class ForwardRun:
         self._starts_left -= 1
         if self._targets is None or entry in self._targets:
             self._targets_left -= 1
-        self._left[entry] -= 1
-        if not self._left[entry]:
+        self._unstarted[entry] -= 1
+        if not self._unstarted[entry]:
             for other in self._snapshot.waiting[entry].limits:
                 del self._queues[other].waiting[entry]

@@ -70,9 +70,9 @@ class UseSums(msgspec.Struct):
     def add(self, other: UseSums) -> None:
         """Add other sums; of figures named `max_`, the larger remains."""
         for name in NUMBERS:
-            if others := getattr(other, name):
+            if addend := getattr(other, name):
                 mine = getattr(self, name)
-                setattr(self, name, max(mine, others) if name in _LARGEST else mine + others)
+                setattr(self, name, max(mine, addend) if name in _LARGEST else mine + addend)
         for range_number, count in other.waits.items():
             self.waits[range_number] = self.waits.get(range_number, 0) + count
 

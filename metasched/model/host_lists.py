@@ -58,7 +58,7 @@ def _expand_range(text: str, limit: int) -> list[str]:
 
 
 def compress_hosts(names: Collection[str]) -> str:
-    """Return a list of these names, with ranges of the numbers in which they end.
+    """Return a list of these names, with ranges for their final numbers.
 
     `expand_hosts` returns the names again. Names that no list can hold are left out.
     """
@@ -86,13 +86,13 @@ def compressed_hosts(names: frozenset[str]) -> str:
 
 
 def shorten_hosts(host_list: str, length: int) -> str:
-    """Return the beginning of a list, about `length` characters, with `,...` for what is cut."""
+    """Return the beginning of a list, about `length` characters, with `,...` if it is cut."""
     if len(host_list) <= length:
         return host_list
-    kept = host_list[: max(host_list.rfind(",", 0, length), 0)]
-    if kept.count("[") > kept.count("]"):
-        kept += "]"
-    return f"{kept},..." if kept else "..."
+    beginning = host_list[: max(host_list.rfind(",", 0, length), 0)]
+    if beginning.count("[") > beginning.count("]"):
+        beginning += "]"
+    return f"{beginning},..." if beginning else "..."
 
 
 def _ranges(numbers: list[int], width: int) -> Iterator[str]:

@@ -66,7 +66,7 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return the options that a cluster must support; `has_limit`: the job has a time limit."""
         ends_by_default = not has_limit and not self.unlimited
         several = bool(self.nodelist) and len(expand_hosts(self.nodelist)) > 1
-        given = {
+        requested = {
             SIGNAL: self.signal is not None and not ends_by_default,
             SIGNAL_AT_DEFAULT: self.signal is not None and ends_by_default,
             APPEND: self.append_output,
@@ -77,4 +77,4 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
             EXCLUDE: bool(self.exclude),
             UNLIMITED: self.unlimited,
         }
-        return tuple(name for name, is_given in given.items() if is_given)
+        return tuple(name for name, is_given in requested.items() if is_given)

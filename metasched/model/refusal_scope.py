@@ -41,8 +41,8 @@ class JobSet(NamedTuple):
     def includes(self, job: Job) -> bool:
         """Return whether a job is among them."""
         return all(
-            wanted is None or wanted == actual
-            for wanted, actual in zip(self, _properties_of(job), strict=True)
+            required is None or required == actual
+            for required, actual in zip(self, _properties_of(job), strict=True)
         )
 
     def __str__(self) -> str:
@@ -71,5 +71,5 @@ def jobs_in_scope(scope: RefusalScope, job: Job) -> JobSet:
 
 
 def scope_of_user(scope: RefusalScope) -> RefusalScope:
-    """Return the part of a scope that holds for the jobs of one user."""
+    """Return a scope that is limited to the jobs of one user."""
     return _OF_USER.get(scope, scope)

@@ -1,4 +1,4 @@
-"""The figures of reports: their headings and texts in tables, and what is plotted of them.
+"""The figures of reports: their headings and texts in tables, and their plots.
 
 Rows are those of `report --json`: durations in seconds.
 """
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 KINDS = ("use", "waits", "deadlines", "licences")
 KEYS = ("user", "group", "account", "class", "cluster", "month", "day")
 TIME_KEYS = ("month", "day")
-MAX_PARTS = 8  # of a bar; the smaller ones share one part
+MAX_PARTS = 8  # of a bar; the smallest values share a part
 OTHERS = "all others"  # how the part of the others is called; names may be the same
 
 
-class Column(NamedTuple):
+class ReportColumn(NamedTuple):
     """A figure: its name in JSON and CSV, its heading, and its text in a table."""
 
     name: str
@@ -49,51 +49,51 @@ def _long(value: Any) -> str:
     return f"{value / 3600:.1f}h"
 
 
-COLUMNS: Mapping[str, tuple[Column, ...]] = {
+COLUMNS: Mapping[str, tuple[ReportColumn, ...]] = {
     "use": (
-        Column("jobs", "Jobs", _count),
-        Column("completed", "Completed", _count),
-        Column("failed", "Failed", _count),
-        Column("timed_out", "Timeout", _count),
-        Column("cancelled", "Cancelled", _count),
-        Column("elapsed", "Hours", _hours),
-        Column("cpu_seconds", "CPU hours", _hours),
-        Column("share", "Share %", _percent),
-        Column("cpu_seconds_used", "CPU used", _hours),
-        Column("efficiency", "Efficiency %", _percent),
-        Column("node_seconds", "Node hours", _hours),
-        Column("gpu_seconds", "GPU hours", _hours),
-        Column("cpu_seconds_outside", "Other CPU", _hours),
+        ReportColumn("jobs", "Jobs", _count),
+        ReportColumn("completed", "Completed", _count),
+        ReportColumn("failed", "Failed", _count),
+        ReportColumn("timed_out", "Timeout", _count),
+        ReportColumn("cancelled", "Cancelled", _count),
+        ReportColumn("elapsed", "Hours", _hours),
+        ReportColumn("cpu_seconds", "CPU hours", _hours),
+        ReportColumn("share", "Share %", _percent),
+        ReportColumn("cpu_seconds_used", "CPU used", _hours),
+        ReportColumn("efficiency", "Efficiency %", _percent),
+        ReportColumn("node_seconds", "Node hours", _hours),
+        ReportColumn("gpu_seconds", "GPU hours", _hours),
+        ReportColumn("cpu_seconds_outside", "Other CPU", _hours),
     ),
     "waits": (
-        Column("jobs", "Jobs", _count),
-        Column("mean_wait", "Mean", _duration),
-        Column("median_wait", "Median", _duration),
-        Column("p90_wait", "P90", _duration),
-        Column("max_wait", "Longest", _duration),
-        Column("mean_bounded_slowdown", "Slowdown", _number),
+        ReportColumn("jobs", "Jobs", _count),
+        ReportColumn("mean_wait", "Mean", _duration),
+        ReportColumn("median_wait", "Median", _duration),
+        ReportColumn("p90_wait", "P90", _duration),
+        ReportColumn("max_wait", "Longest", _duration),
+        ReportColumn("mean_bounded_slowdown", "Slowdown", _number),
     ),
     "deadlines": (
-        Column("jobs", "Jobs", _count),
-        Column("met", "Met", _count),
-        Column("missed", "Missed", _count),
-        Column("missed_deadlines", "Missed %", _percent),
-        Column("mean_tardiness", "Late mean", _duration),
-        Column("max_tardiness", "Late most", _duration),
+        ReportColumn("jobs", "Jobs", _count),
+        ReportColumn("met", "Met", _count),
+        ReportColumn("missed", "Missed", _count),
+        ReportColumn("missed_deadlines", "Missed %", _percent),
+        ReportColumn("mean_tardiness", "Late mean", _duration),
+        ReportColumn("max_tardiness", "Late most", _duration),
     ),
     "licences": (
-        Column("leases", "Leases", _count),
-        Column("token_seconds", "Token hours", _hours),
-        Column("mean_wait", "Wait mean", _duration),
-        Column("max_wait", "Wait most", _duration),
-        Column("peak", "Peak", _count),
-        Column("total", "Total", _count),
+        ReportColumn("leases", "Leases", _count),
+        ReportColumn("token_seconds", "Token hours", _hours),
+        ReportColumn("mean_wait", "Wait mean", _duration),
+        ReportColumn("max_wait", "Wait most", _duration),
+        ReportColumn("peak", "Peak", _count),
+        ReportColumn("total", "Total", _count),
     ),
 }
 
 
 class Plot(NamedTuple):
-    """What is plotted of a report."""
+    """The plot of a report: its figure and keys."""
 
     unit: str  # of the plot
     figures: Mapping[str, str]  # by heading
@@ -120,9 +120,11 @@ def stacked_over_time(
     for label in labels:
         named = list(zip(names, label, strict=True))
         moments.append(max((text or "" for name, text in named if name in TIME_KEYS), key=len))
-        others = [text for name, text in named if name not in TIME_KEYS]
-        words = [text for text in others if text is not None]
-        parts.append((" ".join(words) or "all") if len(words) == len(others) else None)
+        key_texts = [text for name, text in named if name not in TIME_KEYS]
+        known_labels = [text for text in key_texts if text is not None]
+        parts.append(
+            (" ".join(known_labels) or "all") if len(known_labels) == len(key_texts) else None
+        )
     sums: dict[str | None, float] = {}
     for part, amount in zip(parts, values, strict=True):
         sums[part] = sums.get(part, 0.0) + amount

@@ -1,11 +1,12 @@
 """The daemon's side of the plug-ins: starts their process, asks it, suspends what fails.
 
-A question waits at most `ASK_SECONDS` for its turn and `CALL_SECONDS` for its answer; what has not
-answered then is excluded. The process that failed is killed. The plug-in that was being asked is
-suspended for the user whose jobs it was asked about, longer each time. If it fails for a second
-user before it answers again, it is suspended for all. So a job that makes a plug-in hang harms its
-owner; whoever waits then waits for the next process. A new process loads plug-ins while the former
-one still answers. Where there is none, it loads first what has not failed.
+A question waits at most `ASK_SECONDS` for its turn and `CALL_SECONDS` for its answer. Plug-ins
+without an answer are then excluded. The process that failed is killed. The plug-in that was being
+asked is suspended for the user whose jobs it was asked about, longer each time. If it fails for a
+second user before it answers again, it is suspended for all. So a job that makes a plug-in hang
+harms its owner. Questions that wait meanwhile wait for the next process. A new process loads
+plug-ins while the former process still answers. Without a process, plug-ins that have not failed
+are loaded first.
 """
 
 from __future__ import annotations
@@ -173,10 +174,10 @@ class PlugInHost:
         try:
             while self.plug_ins:
                 self._changed.clear()
-                wanted = self._wanted()
+                usable = self._usable()
                 loaded = set() if self._process is None else set(self._process.plug_ins)
-                if wanted and (self._stale or loaded != set(wanted)):
-                    if await self._replace(wanted):
+                if usable and (self._stale or loaded != set(usable)):
+                    if await self._replace(usable):
                         self._ready.set()
                     continue
                 self._ready.set()
@@ -281,30 +282,30 @@ class PlugInHost:
                 ratings[plug_in] = checked(plug_in, rating, clusters)
         return results
 
-    def _wanted(self) -> list[PlugIn]:
+    def _usable(self) -> list[PlugIn]:
         """Return the plug-ins to load; without a process only those that did not fail, if any."""
-        wanted = [p for p in self.plug_ins if self._suspension(p, ALL) is None]
+        candidates = [p for p in self.plug_ins if self._suspension(p, ALL) is None]
         if self._process is None:
-            return [p for p in wanted if (p, ALL) not in self._suspended] or wanted
-        return wanted
+            return [p for p in candidates if (p, ALL) not in self._suspended] or candidates
+        return candidates
 
-    async def _replace(self, wanted: Sequence[PlugIn]) -> bool:
+    async def _replace(self, usable: Sequence[PlugIn]) -> bool:
         """Put a process with these plug-ins in place of the present process; False: it failed."""
         was_stale, self._stale = self._stale, False
-        if await self._start(wanted):
+        if await self._start(usable):
             return True
         self._stale = self._stale or was_stale
         return False
 
-    async def _start(self, wanted: Sequence[PlugIn]) -> bool:
+    async def _start(self, usable: Sequence[PlugIn]) -> bool:
         try:
-            process = await _Process.start(wanted)
+            process = await _Process.start(usable)
         except OSError as error:
-            for plug_in in wanted:
+            for plug_in in usable:
                 self._suspend(PlugInFailed(plug_in, f"no process: {error.strerror}"), ALL)
             return False
         try:
-            answers = await process.ask(Question(token_hex(8), tuple(wanted)), self.load_seconds)
+            answers = await process.ask(Question(token_hex(8), tuple(usable)), self.load_seconds)
         except PlugInFailed as failure:
             await process.kill()
             self._suspend(failure, ALL)

@@ -1,8 +1,8 @@
 """The history of a site before metasched: accounting as `sacct -P` and `qacct -j` print it.
 
 Both are text that other users have a part in, so a line or block that cannot be read is left out
-and counted. Accounting does not tell how large a cluster is: the most processors that were ever in
-use at a time are a lower bound. Times are epoch seconds; those without a zone are local ones.
+and counted. Accounting does not record the size of a cluster: the most processors that were ever in
+use at a time are a lower bound. Times are epoch seconds; times without a zone are local.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def parse_cpus(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _lines(file: IO[str]) -> Iterator[str]:
-    """Yield the lines, of which an endless one comes in pieces."""
+    """Yield the lines; an endless line comes in pieces."""
     while line := file.readline(MAX_LINE):
         yield line.rstrip("\n")
 
@@ -184,7 +184,7 @@ def _lines(file: IO[str]) -> Iterator[str]:
 
 
 def _read_sacct(path: Path, dropped: Counter[str]) -> Iterator[_AccountedJob]:
-    """Yield the jobs of the output of `sacct -P`. AccountingError if its header lacks a column."""
+    """Yield the jobs of the output of `sacct -P`. AccountingError if a column is missing."""
     with path.open(encoding="utf-8", errors="replace") as file:
         lines = _lines(file)
         names = [name.lower() for name in next(lines, "").split("|")]
@@ -254,19 +254,19 @@ def _slurm_time(text: str) -> float | None:
 
 def _read_qacct(path: Path, dropped: Counter[str]) -> Iterator[_AccountedJob]:
     """Yield the jobs of the output of `qacct -j`; AccountingError if there is no block."""
-    found = False
+    has_records = False
     fields: dict[str, str] = {}
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in _lines(file):
             if _SEPARATOR.match(line):
                 if fields:
                     yield from _grid_engine_jobs(fields, path, dropped)
-                fields, found = {}, True
-            elif found:
+                fields, has_records = {}, True
+            elif has_records:
                 name, _, value = line.partition(" ")
                 # the first of a name counts: what follows may come from the text of a job
                 fields.setdefault(name, value.strip())
-    if not found:
+    if not has_records:
         raise AccountingError(f"no job, {path}; write it by: qacct -j > FILE")
     if fields:
         yield from _grid_engine_jobs(fields, path, dropped)

@@ -44,7 +44,7 @@ class ManagerPass(NamedTuple):
 
 
 class _Occupancy(NamedTuple):
-    """What a listing shows of the running jobs, as in `ClusterInfo`."""
+    """Figures of the running jobs in a listing, as in `ClusterInfo`."""
 
     partitions: tuple[Partition, ...]
     running_jobs: tuple[tuple[float, int], ...]
@@ -120,7 +120,7 @@ class SimulatedManager:
             )
 
     def can_run(self, job: Job) -> bool:
-        """Whether the cluster could run the job if it were empty."""
+        """Return whether the cluster could run the job if it were empty."""
         licences = self.cluster.licences
         if not self._licences_leased and any(
             licences.get(name, 0) < count for name, count in job.licences.items()
@@ -206,7 +206,7 @@ class SimulatedManager:
         )
 
     def is_waiting(self, job_id: int) -> bool:
-        """Whether a job is queued, or waits for its window."""
+        """Return whether a job is queued, or waits for its window."""
         return job_id in self.queue or job_id in self.windows.waiting
 
     def withdraw(self, job_id: int) -> None:
@@ -251,10 +251,10 @@ class SimulatedManager:
             if job.cpus <= min(use.room(name), self.free_cpus):
                 use.start(name, job.cpus)
                 windows.start(job.id, name, job.cpus)
-                left = windows.end_of(name) - now
-                self._true_run_times[job.id] = min(self._true_run_times[job.id], left)
+                remaining = windows.end_of(name) - now
+                self._true_run_times[job.id] = min(self._true_run_times[job.id], remaining)
                 # its processors are not free for others before the end of the window
-                self.queue[job.id] = _with_estimate(job, left)
+                self.queue[job.id] = _with_estimate(job, remaining)
                 started.append(self._start(now, JobStart(job.id)))
         return started
 
@@ -306,11 +306,11 @@ class SimulatedManager:
                 self._nodes.pop(shape, None)
 
     def _free_resources(self, now: float) -> FreeResources:
-        """Return what is free for the local policy, to which windows are whole."""
+        """Return the free resources for the local policy; to it, windows are whole."""
         free_cpus, windows = self.free_cpus, tuple[ReservedWindow, ...]()
         if self.windows:
             use = self.windows.use(now)
-            free_cpus, windows = free_cpus + use.held_cpus, use.kept
+            free_cpus, windows = free_cpus + use.held_cpus, use.unended
         return FreeResources(
             free_cpus,
             self._free_licences,
@@ -320,14 +320,14 @@ class SimulatedManager:
         )
 
     def _running_jobs(self, now: float) -> Collection[RunningJob]:
-        """Return the running jobs for the local policy, to which windows are whole."""
+        """Return the running jobs for the local policy; to it, windows are whole."""
         running = self.running.values()
         return self.windows.outside(now, running) if self.windows else running
 
     # Reservations
 
     def survey(self, now: float) -> Survey:
-        """Return what the manager reports of its reservations and jobs."""
+        """Return the manager's report of its reservations and jobs."""
         return self.windows.survey(now, self.running.values())
 
     def reserve(self, name: str, window: ReservedWindow, now: float) -> bool:
@@ -336,7 +336,7 @@ class SimulatedManager:
         return self.windows.reserve(name, window, now, self.running.values())
 
     def has_reserved_cpus(self, now: float) -> bool:
-        """Whether the processors of open windows are there: free, or held by their jobs."""
+        """Return whether the processors of open windows are there: free, or held by their jobs."""
         return self.windows.use(now).idle_cpus <= self.free_cpus
 
     def delete_reservation(self, name: str) -> None:
@@ -380,7 +380,7 @@ class SimulatedManager:
         return planned_start(now, queue, running, self._free_resources(now), candidate)
 
     def cluster_info(self) -> ClusterInfo:
-        """Return what the cluster reports to metasched."""
+        """Return the cluster's report to metasched."""
         if self._info is None:
             self._info = self._build_info()
         return self._info
@@ -456,12 +456,12 @@ class SimulatedManager:
             cached = self._partitions_by_free[free_cpus] = Partition("all", nodes, default=True)
         return cached
 
-    def _partition_after(self, size: int, free: int, left: int) -> Partition:
-        """Return the cluster's nodes when one machine has other free processors than now."""
+    def _partition_after(self, size: int, free: int, remaining: int) -> Partition:
+        """Return the cluster's nodes after a machine's free processors have changed."""
         nodes = self._nodes
-        if left != free:
+        if remaining != free:
             nodes = nodes.copy()
-            for shape, change in ((size, free), -1), ((size, left), 1):
+            for shape, change in ((size, free), -1), ((size, remaining), 1):
                 if count := self._shapes[shape] + change:
                     nodes[shape] = _make_nodes(count, *shape)
                 else:
@@ -469,7 +469,7 @@ class SimulatedManager:
         return Partition("all", tuple(nodes.values()), default=True)
 
     def _plan_head(self, head: WaitingJob, now: float) -> HeadPlan:
-        """Return what the policy's plan leaves, or EASY's reservation for the head of the queue."""
+        """Return the policy's plan for the head of the queue, or EASY's reservation for it."""
         if self._plans_queue:
             start, free = self.policy.left_over()  # type: ignore[attr-defined]
             sizes = self._machine_sizes

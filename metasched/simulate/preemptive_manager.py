@@ -51,9 +51,9 @@ class PreemptiveManager(SimulatedManager):
     def _suspend(self, now: float, job_id: int) -> WaitingJob:
         """Release the resources of a running job; return it as it is to be queued."""
         preemptible = self._preemptible[job_id]
-        left = self._true_ends[job_id] - now
+        remaining = self._true_ends[job_id] - now
         if self.cluster.machines:
-            left *= self.cluster.machines[preemptible.running.machine].benchmark
+            remaining *= self.cluster.machines[preemptible.running.machine].benchmark
         self.end_job(job_id)
-        self._true_run_times[job_id] = left
+        self._true_run_times[job_id] = remaining
         return preemptible.suspended(now)

@@ -56,7 +56,7 @@ NO_CLUSTER = "ran on a cluster that is not known any more"
 
 
 class NothingRecorded(UserError):
-    """The ledger has no jobs of the period, or not what is needed to simulate them."""
+    """The ledger has no jobs of the period, or not all data to simulate them."""
 
 
 class RecordedTask(NamedTuple):
@@ -77,12 +77,12 @@ class RecordedPeriod:
     workload: Workload
     tasks: tuple[RecordedTask, ...]  # of each entry of the workload, whose job ids count from 1
     clusters: tuple[SimulatedCluster, ...]
-    policy: Policy  # the last one in force
+    policy: Policy  # last policy in force
     pools: tuple[LicencePool, ...] = ()
     fair_share: FairShareSettings | None = None
     limits: LimitSettings = field(default_factory=LimitSettings)
     drains: tuple[ClusterDrained | ClusterResumed, ...] = ()
-    notes: tuple[str, ...] = ()  # what the record lacks, and what is simulated otherwise
+    notes: tuple[str, ...] = ()  # gaps of the record, and differences of the simulation
     local_policies: Mapping[str, str] = field(default_factory=dict)  # by cluster
 
     def simulation(
@@ -199,12 +199,14 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
         row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
         for row in connection.execute(select(cluster.c.name, cluster.c.facts))
     }
-    known: dict[str, Cluster] = {}  # in the order of the last start, which decides among equals
+    latest_clusters: dict[
+        str, Cluster
+    ] = {}  # in the order of the last start, which decides among equals
     for _, started in reversed(within):
         for entry in started.clusters:
-            known.setdefault(entry.name, entry)
+            latest_clusters.setdefault(entry.name, entry)
     notes = list(_gaps(connection, within, since))
-    if silent := sorted(known.keys() - infos.keys()):
+    if silent := sorted(latest_clusters.keys() - infos.keys()):
         notes.append(f"clusters that never answered are left out: {', '.join(silent)}")
     policies = [started.policy for _, started in within]
     changes = sum(a != b for a, b in pairwise(policies))
@@ -217,7 +219,7 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
     if started.fair_share is not None:
         notes.append("fair share begins without use from before the period")
     pools, pool_notes = _read_pools(connection, started)
-    clusters = {name: entry for name, entry in known.items() if name in infos}
+    clusters = {name: entry for name, entry in latest_clusters.items() if name in infos}
     return _Site(started, clusters, infos, pools, (*notes, *pool_notes))
 
 
@@ -228,7 +230,7 @@ def _times(count: int) -> str:
 def _gaps(
     connection: Connection, starts: list[tuple[int, DaemonStarted]], since: float
 ) -> Iterator[str]:
-    """Yield how long no daemon ran, and what of the beginning is not stored."""
+    """Yield how long no daemon ran, and how much of the beginning is not stored."""
     missing, longest = 0.0, 0.0
     for id, started in starts:
         last = connection.execute(
@@ -313,27 +315,27 @@ def _foreign_use(connection: Connection, since: float, until: float) -> Iterator
 class _RecordedEntry(NamedTuple):
     entry: WorkloadEntry
     recorded: RecordedTask
-    singly: bool  # whether tasks of its array may have arrived one by one
+    singly: bool  # whether tasks of its array may have arrived at different times
 
 
-def _by_arrival(found: _RecordedEntry) -> tuple[float, int, int]:
-    return found.entry.job.submitted, found.recorded.job, found.recorded.task
+def _by_arrival(arrival: _RecordedEntry) -> tuple[float, int, int]:
+    return arrival.entry.job.submitted, arrival.recorded.job, arrival.recorded.task
 
 
-def _assemble_arrays(found: list[_RecordedEntry]) -> list[_RecordedEntry]:
+def _assemble_arrays(entries: list[_RecordedEntry]) -> list[_RecordedEntry]:
     """Let tasks of an array arrive together, as far as they did: with the first of them.
 
     Tasks that took other alternative licences than the first form an array of their own.
     """
     arrivals: dict[int, float] = {}
-    for entry, recorded, singly in found:
+    for entry, recorded, singly in entries:
         if not singly:
             arrival = arrivals.get(recorded.job, math.inf)
             arrivals[recorded.job] = min(arrival, entry.job.submitted)
-    unused_ids = count(max((recorded.job for _, recorded, _ in found), default=0) + 1)
+    unused_ids = count(max((recorded.job for _, recorded, _ in entries), default=0) + 1)
     ids: dict[int, dict[Hashable, int]] = {}  # by job and licences
     assembled = []
-    for entry, recorded, singly in found:
+    for entry, recorded, singly in entries:
         if entry.job.array is None:
             assembled.append(_RecordedEntry(entry, recorded, singly))
             continue
@@ -390,22 +392,22 @@ class _TaskReader:
             .order_by(task.c.job, task.c.task_index)
         )
         decoder = msgspec.json.Decoder(Job)
-        found: list[_RecordedEntry] = []
+        arrivals: list[_RecordedEntry] = []
         job_id, submitted_job = 0, None
         for row in self._connection.execute(query, execution_options=_IN_PORTIONS):
-            if row.job != job_id:  # an array has many tasks, and one text
+            if row.job != job_id:  # the tasks of an array share a text
                 job_id, submitted_job = row.job, decoder.decode(row.spec)
             assert submitted_job is not None
             if (made := self._entry(row, submitted_job, met.get(row.job))) is not None:
-                found.append(made)
+                arrivals.append(made)
         self._count_runs(in_period)
-        found = _assemble_arrays(found)
-        found.sort(key=_by_arrival)
+        arrivals = _assemble_arrays(arrivals)
+        arrivals.sort(key=_by_arrival)
         entries = [
             entry._replace(job=msgspec.structs.replace(entry.job, id=number), number=number)
-            for number, (entry, _, _) in enumerate(found, 1)
+            for number, (entry, _, _) in enumerate(arrivals, 1)
         ]
-        return entries, [recorded for _, recorded, _ in found]
+        return entries, [recorded for _, recorded, _ in arrivals]
 
     def _entry(
         self, row: Any, submitted_job: Job, dependency_met: float | None
@@ -490,7 +492,7 @@ class _TaskReader:
             self.dropped[cause] += run_length((row.first_index, row.last_index, row.step))
 
     def notes(self) -> Iterator[str]:
-        """Yield what is simulated otherwise than it was."""
+        """Yield the differences between the simulation and the record."""
         if self._reserved:
             yield f"{self._reserved} tasks ran in reservations; they are simulated without"
         if self._unleased:

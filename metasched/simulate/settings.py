@@ -98,8 +98,8 @@ class SimulationSettings:
             try:
                 return make_excludable(name, parameters, cluster.licences)
             except ValueError as error:
-                place = f'cluster "{cluster.name}"' if cluster.policy else "--policy or --set"
-                raise SettingError(f"{error}, {place}") from None
+                source = f'cluster "{cluster.name}"' if cluster.policy else "--policy or --set"
+                raise SettingError(f"{error}, {source}") from None
 
         return make_local_policy
 
@@ -259,7 +259,7 @@ def read_workload(
 ) -> tuple[Workload, tuple[SimulatedCluster, ...]]:
     """Return the workload of a file or generator, and the clusters that it runs on.
 
-    UserError in one line if it is missing, or there are no clusters.
+    UserError if it is missing, or there are no clusters.
     """
     if source in GENERATORS and not Path(source).exists():
         workload, default_clusters = _generate(source, settings)

@@ -1,12 +1,12 @@
 """Writes files below a root as root, into folders that others could try to prepare.
 
-Each folder on the way is opened from the one above it, never through a symbolic link, and must
+Each folder on the way is opened from the folder above it, never through a symbolic link, and must
 belong to root (or to the account that runs this) and be writable by nobody else. A file is written
-beside its place and renamed, so a crash leaves the former or the new one.
+beside its place and renamed, so a crash leaves the former or the new file.
 
 A record of digests tells files that this program wrote from those that the admin has changed. It
-is stored before the files: a crash in between leaves files that are known. What the admin has
-changed is kept. If there is a new text for it, that is written beside it once, as `NAME.new`; since
+is stored before the files: a crash in between leaves files that are known. Files that the admin
+has changed are kept. A new text for such a file is written beside it once, as `NAME.new`; since
 it is recorded only then, a crash in between writes it again.
 """
 
@@ -50,7 +50,7 @@ class SiteOptions(msgspec.Struct, frozen=True):
 
 
 class SiteRecord(msgspec.Struct):
-    """What was written by earlier runs."""
+    """The files that earlier runs wrote."""
 
     options: SiteOptions | None = None
     digests: dict[str, list[str]] = {}  # by path, the latest last
@@ -107,7 +107,7 @@ class RootFiles:
     """The files below a root."""
 
     def __init__(self, root: Path) -> None:
-        """SiteSetupError if the root is no folder."""
+        """Raise SiteSetupError if the root is no folder."""
         self._root = root
         try:
             self._root_descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -133,7 +133,7 @@ class RootFiles:
         digests = self.read_record().digests
         return [self._plan_file(file, digests.get(file.path, []), force) for file in files]
 
-    def _plan_file(self, file: SiteFile, known: list[str], force: bool) -> PlannedChange:
+    def _plan_file(self, file: SiteFile, own_digests: list[str], force: bool) -> PlannedChange:
         former = self._read(file.path)
         if former is None:
             return PlannedChange(file, "create")
@@ -141,11 +141,11 @@ class RootFiles:
             return PlannedChange(file, "same", former.text)
         if not (file.is_link or former.is_link):
             file = replace(file, mode=file.mode & former.mode, group=former.group)
-        if former.digest in known:
+        if former.digest in own_digests:
             return PlannedChange(file, "update", former.text)
         if force:
             return PlannedChange(file, "replace", former.text)
-        new_beside = file.digest not in known and not file.is_link
+        new_beside = file.digest not in own_digests and not file.is_link
         return PlannedChange(file, "keep", former.text, new_beside)
 
     def write(self, changes: Sequence[PlannedChange], options: SiteOptions) -> None:
@@ -284,12 +284,13 @@ class RootFiles:
         return descriptor
 
     def _require_safe(self, folder: int, path: str) -> None:
-        """SiteSetupError if another account could replace files of a folder."""
+        """Raise SiteSetupError if another account could replace files of a folder."""
         status = os.fstat(folder)
         # Debian's group `staff` may write below /usr/local, where only conveniences are put
         writable = stat.S_IWOTH if path.startswith("/usr/local") else stat.S_IWGRP | stat.S_IWOTH
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & writable:
-            place = f"{self._root}{path}"
+            whole_path = f"{self._root}{path}"
             raise SiteSetupError(
-                f"{place} can be changed by others than root; chown root {place}, chmod go-w"
+                f"{whole_path} can be changed by others than root; "
+                f"chown root {whole_path}, chmod go-w"
             )

@@ -31,11 +31,13 @@ def paired_difference(
     candidate: HeldOutRun, present: HeldOutRun, objective: str, seed: int
 ) -> PairedDifference | None:
     """Compare two runs of the same jobs; None if no job counts. The seed decides the resamples."""
-    ours, theirs = candidate.values[objective], present.values[objective]
-    job_ids = [job_id for job_id in theirs if job_id in ours]
+    candidate_values, present_values = candidate.values[objective], present.values[objective]
+    job_ids = [job_id for job_id in present_values if job_id in candidate_values]
     if not job_ids:
         return None
-    differences = numpy.array([ours[job_id] - theirs[job_id] for job_id in job_ids])
+    differences = numpy.array(
+        [candidate_values[job_id] - present_values[job_id] for job_id in job_ids]
+    )
     submitted = numpy.array([present.submitted[job_id] for job_id in job_ids])
     blocks = _blocks(submitted)
     sums = numpy.bincount(blocks, differences)
@@ -61,6 +63,6 @@ def count_refused(candidate: HeldOutRun, present: HeldOutRun) -> int:
 
 
 def is_gain(differences: Mapping[str, PairedDifference | None]) -> bool:
-    """Whether an interval lies below 0 and none above: better in one objective, worse in none."""
-    known = [each for each in differences.values() if each is not None]
-    return any(each.high < 0 for each in known) and not any(each.low > 0 for each in known)
+    """Return whether an interval lies below 0 and none above: some gain, and no loss."""
+    measured = [each for each in differences.values() if each is not None]
+    return any(each.high < 0 for each in measured) and not any(each.low > 0 for each in measured)

@@ -23,7 +23,7 @@ from metasched.tuning.search_space import SearchSpace
 from metasched.tuning.study import Trial
 from metasched.tuning.trials import run_held_out
 
-MAX_TESTED = 20  # trade-offs that run on the held-out part, the chosen one always
+MAX_TESTED = 20  # trade-offs that run on the held-out part, the chosen trade-off always
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class JudgedTrial:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a study has found."""
+class StudyResult:
+    """The result of a study."""
 
     objectives: tuple[str, ...]
     trials: tuple[Trial, ...]
@@ -68,7 +68,7 @@ class Outcome:
 
 
 def find_front(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that none dominates, a single one of those with equal values."""
+    """Return the trials that none dominates, a single trial of those with equal values."""
     front: dict[tuple[float, ...], Trial] = {}
     complete = [(each, each.values) for each in trials if each.values is not None]
     for trial, values in complete:
@@ -80,7 +80,7 @@ def find_front(trials: Sequence[Trial]) -> list[Trial]:
 def choose(front: Sequence[Trial], present: Trial) -> Trial | None:
     """Return the trial that is better in every objective by the most; None if none is.
 
-    The objective in which a trial gains least, relative to the present policy, decides.
+    The objective with the least gain of a trial, relative to the present policy, decides.
     """
     assert present.values is not None
     reference = present.values
@@ -115,7 +115,7 @@ def judge(
     objectives: Sequence[str],
     executor: Executor,
     progress: Callable[[int], None] | None = None,
-) -> Outcome:
+) -> StudyResult:
     """Run the present policy and the trade-offs on the held-out part."""
     present = trials[0]
     front = [each for each in find_front(trials) if each.values != present.values]
@@ -141,7 +141,7 @@ def judge(
         )
         for trial, policy, run in zip((present, *tested), policies, runs, strict=True)
     ]
-    return Outcome(
+    return StudyResult(
         tuple(objectives),
         tuple(trials),
         judged[0],
@@ -164,7 +164,7 @@ def changed_keys(judged: JudgedTrial, present: Policy) -> dict[str, Any]:
     return {row.name: row.after for row in rows}
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: StudyResult) -> dict[str, Any]:
     """Return the outcome for JSON; lower is better, a negative difference is a gain."""
 
     def row(judged: JudgedTrial) -> dict[str, Any]:

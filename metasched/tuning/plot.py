@@ -1,4 +1,4 @@
-"""The plot of a study: its trials, the trade-offs, the present policy and the chosen one."""
+"""The plot of a study: its trials, the trade-offs, the present and the chosen policy."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from metasched.experiments.plots import describe_figure
-from metasched.tuning.outcome import Outcome
+from metasched.tuning.outcome import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def plot_outcome(outcome: Outcome) -> Figure:
-    """Plot the training part: trials one after another, or the first objective against the others.
+def plot_outcome(outcome: StudyResult) -> Figure:
+    """Plot the training part: trials in sequence, or the first objective against the others.
 
     Lower is better; the trade-offs are joined by a line.
     """
     from matplotlib.figure import Figure
 
-    others = outcome.objectives[1:]
-    count = max(len(others), 1)
+    later_objectives = outcome.objectives[1:]
+    count = max(len(later_objectives), 1)
     figure = Figure(figsize=(5.5 * min(count, 2) + 1, 4.5 * -(-count // 2)), layout="constrained")
     axes = figure.subplots(-(-count // 2), min(count, 2), squeeze=False).flat
-    if others:
-        for index, axis in enumerate(list(axes)[: len(others)], 1):
+    if later_objectives:
+        for index, axis in enumerate(list(axes)[: len(later_objectives)], 1):
             _draw_trade_offs(axis, outcome, index)
     else:
         _draw_history(next(axes), outcome)
@@ -36,8 +36,8 @@ def plot_outcome(outcome: Outcome) -> Figure:
     return figure
 
 
-def _draw_trade_offs(axis: Axes, outcome: Outcome, other: int) -> None:
-    """Draw the first objective against another one."""
+def _draw_trade_offs(axis: Axes, outcome: StudyResult, other: int) -> None:
+    """Draw the first objective against another objective."""
     points = [each.values for each in outcome.trials if each.values is not None]
     axis.scatter(
         [v[0] for v in points], [v[other] for v in points], s=12, color="0.7", label="trial"
@@ -61,7 +61,7 @@ def _draw_trade_offs(axis: Axes, outcome: Outcome, other: int) -> None:
     axis.set(xlabel=describe_figure(names[0]), ylabel=describe_figure(names[other]))
 
 
-def _draw_history(axis: Axes, outcome: Outcome) -> None:
+def _draw_history(axis: Axes, outcome: StudyResult) -> None:
     """Draw the values of a single objective by trial, and the lowest so far."""
     complete = [
         (number, each.values[0])

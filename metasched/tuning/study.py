@@ -94,7 +94,7 @@ class Study:
         self._stored, self._sources, self._space = stored, sources, space
         self._objectives = tuple(objectives)
         self._window = int(stored.user_attrs[_WINDOW])
-        self._known = self._read_stored()
+        self._past_trials = self._read_stored()
         self._drawn = optuna.create_study(directions=["minimize"] * len(objectives))  # in memory
         self._drawn.enqueue_trial(space.present_indexes())
 
@@ -115,7 +115,7 @@ class Study:
 
     def _read_stored(self) -> dict[int, Trial]:
         """Return the trials of earlier runs of the command."""
-        known: dict[int, Trial] = {}
+        trials: dict[int, Trial] = {}
         for stored in self._stored.get_trials(deepcopy=False):
             attributes = stored.user_attrs
             trial = Trial(
@@ -126,8 +126,8 @@ class Study:
                 attributes.get(_JOBS, 0),
                 attributes.get(_ERROR, ""),
             )
-            known.setdefault(trial.number, trial)
-        return known
+            trials.setdefault(trial.number, trial)
+        return trials
 
     def _draw(self, number: int) -> optuna.trial.Trial:
         from optuna.samplers import TPESampler
@@ -139,7 +139,7 @@ class Study:
             constant_liar=True,
         )
         trial = self._drawn.ask(self._distributions())
-        if number in self._known and self._known[number].indexes != trial.params:
+        if number in self._past_trials and self._past_trials[number].indexes != trial.params:
             raise UserError(
                 "its trials were drawn by another program or release, --storage; "
                 "name another --study"
@@ -156,7 +156,7 @@ class Study:
     def _submit(self, trial: optuna.trial.Trial, executor: Executor) -> Future[TrialRun]:
         """Simulate a trial, unless its result or that of an equal policy is known."""
         policy = self._space.policy(trial.params)
-        equal = self._known.get(trial.number) or next(
+        equal = self._past_trials.get(trial.number) or next(
             (each for each in self.trials if self._space.policy(each.indexes) == policy), None
         )
         if equal is not None:
@@ -184,7 +184,7 @@ class Study:
             run.job_count,
             error,
         )
-        if trial.number not in self._known:
+        if trial.number not in self._past_trials:
             self._store(trial)
         if trial.values is None:
             self._drawn.tell(drawn, state=TrialState.PRUNED)
@@ -226,7 +226,7 @@ def open_study(
     objectives: Sequence[str],
     processes: int,
 ) -> Iterator[optuna.Study]:
-    """Open a study in an SQL database, or create it. UserError in one line if that is impossible.
+    """Open a study in an SQL database, or create it. UserError if that is impossible.
 
     `description`: all that the results depend on; a stored study must have the same. Errors of the
     database in the block become a UserError, too.
@@ -275,15 +275,15 @@ def _check_database(storage: str, shown: str) -> None:
 
 
 def _check_inputs(stored: optuna.Study, description: dict[str, Any], name: str) -> None:
-    """Store the description with a new study; compare it with that of a stored one."""
-    known = stored.user_attrs.get(_INPUTS)
-    if known is None and stored.get_trials(deepcopy=False):
+    """Store the description with a new study; compare it with that of a stored study."""
+    stored_inputs = stored.user_attrs.get(_INPUTS)
+    if stored_inputs is None and stored.get_trials(deepcopy=False):
         raise UserError(f"a study of another program, --study {name}; name another")
-    if known is None:
+    if stored_inputs is None:
         stored.set_user_attr(_INPUTS, description)
         return
     for key, value in json.loads(json.dumps(description)).items():
-        if known.get(key) != value:
+        if stored_inputs.get(key) != value:
             raise UserError(
                 f"its trials have another {key}, --study {name}; name another --study, "
                 f"or repeat it with the same {key}"

@@ -11,7 +11,7 @@ from typing import Any
 from metasched.config.policy_words import differences, policy_text, values_of, written
 from metasched.errors import UserError
 from metasched.tuning.held_out import RESAMPLES
-from metasched.tuning.outcome import JudgedTrial, Outcome
+from metasched.tuning.outcome import JudgedTrial, StudyResult
 
 FIRST_LINE = "# Found by metasched tune."
 
@@ -26,14 +26,14 @@ def check_output(path: Path) -> None:
         return
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            found = file.readline(200).strip()
+            first_line = file.readline(200).strip()
     except OSError as error:
         raise UserError(f"{error.strerror}, --out {path}; name another file") from None
-    if found != FIRST_LINE:
+    if first_line != FIRST_LINE:
         raise UserError(f"{path} exists and is not of metasched tune, --out; name another file")
 
 
-def write_tuned_policy(path: Path, outcome: Outcome, provenance: Mapping[str, Any]) -> None:
+def write_tuned_policy(path: Path, outcome: StudyResult, provenance: Mapping[str, Any]) -> None:
     """Write the chosen policy; the file is replaced at once, so a reader never sees a part."""
     assert outcome.chosen is not None
     lines = [FIRST_LINE, *_header(outcome, outcome.chosen, provenance)]
@@ -51,7 +51,9 @@ def write_tuned_policy(path: Path, outcome: Outcome, provenance: Mapping[str, An
             raise
 
 
-def _header(outcome: Outcome, chosen: JudgedTrial, provenance: Mapping[str, Any]) -> Iterator[str]:
+def _header(
+    outcome: StudyResult, chosen: JudgedTrial, provenance: Mapping[str, Any]
+) -> Iterator[str]:
     for key, value in provenance.items():
         if value not in ("", None):
             yield _comment(f"{key}: {value}")
@@ -74,7 +76,7 @@ def _header(outcome: Outcome, chosen: JudgedTrial, provenance: Mapping[str, Any]
     yield _comment(verdict(outcome))
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: StudyResult) -> str:
     """Return a sentence on whether the gain of the chosen trial is real."""
     chosen = outcome.chosen
     assert chosen is not None

@@ -1,4 +1,4 @@
-"""What all acts of pages have in common: one at a time for a subject, and a record of each.
+"""Common parts of all acts of pages: one at a time for a subject, and a record of each.
 
 An act is a page that says in words what will happen, and changes nothing; then a form of that page
 (`CheckedForm`), which calls the function of the API's route. That function alone decides who may.
@@ -23,7 +23,7 @@ _locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 @contextlib.asynccontextmanager
 async def alone(subjects: Iterable[str]) -> AsyncIterator[None]:
-    """Let no other page act on these subjects within the block: what it has read stays so."""
+    """Let no other page act on these subjects within the block: its readings stay true."""
     locks = [_locks.setdefault(name, asyncio.Lock()) for name in sorted(set(subjects))]
     async with contextlib.AsyncExitStack() as stack:
         for lock in locks:
@@ -60,11 +60,11 @@ def record(
     )
 
 
-def require_same(seen: str, present: str, what: str) -> None:
-    """ApiError if a form was made for another state: somebody else has acted meanwhile."""
+def require_same(seen: str, present: str, subject: str) -> None:
+    """Raise ApiError if a form was made for another state: another user has acted meanwhile."""
     if seen != present:
         raise ApiError(
             409,
-            f"{what} has changed since this page was opened: it was {seen or 'none'}, it is "
+            f"{subject} has changed since this page was opened: it was {seen or 'none'}, it is "
             f"{present or 'none'}; nothing changed, look again",
         )

@@ -60,10 +60,10 @@ def stacked(
     """
     scale = _TALL / highest if highest > 0 else 0.0
     rectangles = []
-    for place, slot in enumerate(slots):
+    for position, slot in enumerate(slots):
         top = float(_TALL)
         for colour, part in enumerate(parts):
-            height = heights[colour][place] * scale
+            height = heights[colour][position] * scale
             if height <= 0:
                 continue
             top -= height
@@ -73,18 +73,18 @@ def stacked(
                     "<title>{}</title></rect>"
                 ).format(
                     colour,
-                    place * (_COLUMN + _GAP),
+                    position * (_COLUMN + _GAP),
                     top,
                     _COLUMN,
                     height,
-                    visible(f"{slot}, {part}: {heights[colour][place]:.4g}"),
+                    visible(f"{slot}, {part}: {heights[colour][position]:.4g}"),
                 )
             )
-    for place, limit in enumerate(limits):
+    for position, limit in enumerate(limits):
         if limit is not None:
             rectangles.append(
                 Markup('<rect class="limit" x="{}" y="{:.2f}" width="{}" height="1"/>').format(
-                    place * (_COLUMN + _GAP),
+                    position * (_COLUMN + _GAP),
                     min(max(_TALL - limit * scale, 0.0), _TALL - 1),
                     _COLUMN + _GAP,
                 )

@@ -1,4 +1,4 @@
-"""The view of audit records, by filters: the last ones first, or all from a time on."""
+"""The view of audit records, by filters: the last records first, or all from a time on."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ async def show_events(
         is_newest=is_newest,
         chosen=chosen,
         kinds=sorted(AuditKind),
-        clusters=[known.name for known in service.core.clusters],
-        # the API's cursor is always one: it is where later records will be
+        clusters=[each.name for each in service.core.clusters],
+        # the API always returns a cursor: later records will follow it
         next_cursor=rows.next_cursor if len(records) == ROWS and not is_newest else None,
     )
 

@@ -19,8 +19,8 @@ from metasched.api.request import CurrentCaller, CurrentDaemon, CurrentService
 from metasched.api.reservations import reservations
 from metasched.client.reservation_boxes import (
     Box,
+    ProcessorShortage,
     ReservationRow,
-    Shortage,
     epoch_seconds,
     open_rows,
     shortages,
@@ -35,7 +35,7 @@ ROWS = 200  # reservations, entries of the calendar, clusters; stacking takes O(
 MAX_JOBS = 200  # running tasks of all clusters
 WIDTH, HEIGHT = 1000, 160  # units of a chart
 TICKS = 5  # times below a chart
-NO_LIMIT = 86_400.0  # seconds after now to which a job without a time limit is drawn
+NO_LIMIT = 86_400.0  # seconds after now for the drawn end of a job without a time limit
 
 router = APIRouter()
 
@@ -110,10 +110,10 @@ def _chart(
     now: float,
     end: float,
 ) -> Chart:
-    """Draw jobs beneath reservations. Jobs of a reservation use what it has reserved."""
+    """Draw jobs beneath reservations. Jobs of a reservation use its processors."""
     outside = [row for row in jobs if row["reservation"] is None]
     boxes = stack_boxes([*outside, *reserved])
-    found = shortages(boxes, cpus) if cpus else []
+    lacking = shortages(boxes, cpus) if cpus else []
     top = max([cpus, *(lowest + size for _, _, lowest, size in boxes)])
     x_scale, y_scale = WIDTH / (end - now), HEIGHT / max(top, 1)
     titles = [
@@ -130,27 +130,27 @@ def _chart(
         '<svg class="gantt" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
         'aria-label="{}">{}<rect class="limit" y="{:.1f}" width="{}" height="1"/></svg>'
     ).format(WIDTH, HEIGHT, label, Markup().join(parts), max(line, 0), WIDTH)
-    return Chart(cluster, picture, list(map(_as_text, found)), cpus)
+    return Chart(cluster, picture, list(map(_as_text, lacking)), cpus)
 
 
 def _rectangle(
     box: Box, title: str, kind: str, now: float, end: float, x_scale: float, y_scale: float
 ) -> Markup:
     start, stop, lowest, size = box
-    left, right = max(start, now), min(max(stop, now), end)
+    begin, right = max(start, now), min(max(stop, now), end)
     about = f"{title}: {size} processors for {duration_text(stop - start)}"
     return Markup(
         '<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}">'
         "<title>{}</title></rect>"
     ).format(
         kind,
-        (left - now) * x_scale,
+        (begin - now) * x_scale,
         HEIGHT - (lowest + size) * y_scale,
-        max((right - left) * x_scale, 1),
+        max((right - begin) * x_scale, 1),
         size * y_scale,
         visible(about),
     )
 
 
-def _as_text(shortage: Shortage) -> tuple[str, str, int]:
+def _as_text(shortage: ProcessorShortage) -> tuple[str, str, int]:
     return iso(shortage.start), iso(shortage.end), shortage.cpus

@@ -49,10 +49,10 @@ async def show_job(
             request, explain(request, daemon, caller, service, readers, job)
         )
         explanation = explained.content
-        told = await answer_of(
+        history = await answer_of(
             request, story(request, daemon, caller, readers, job, EVENTS, cursor)
         )
-        events, next_cursor = told.content["events"], told.next_cursor
+        events, next_cursor = history.content["events"], history.next_cursor
     task = _task_of(tasks.content, explanation)
     tails: list[Tail] = []
     is_readable = daemon.settings.site is None or task["user"] == caller.user

@@ -158,28 +158,28 @@ async def confirm(
     jobs: References = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
     """Say what an act would do. `modify` without values asks for them first."""
-    found = _act(act)
+    action = _act(act)
     references = _whole_jobs(jobs) if act == "modify" else _references(jobs)
     tasks, has_more = await _tasks(request, daemon, caller, readers, references)
-    if found.for_operators:
+    if action.for_operators:
         caller.require_operator("resolve jobs")
     values: dict[str, str] = {}
     if act == "modify":
-        given = {name: request.query_params.get(name, "") for name in ATTRIBUTES}
-        values = {name: _normal(name, text) for name, text in given.items() if text.strip()}
+        attributes = {name: request.query_params.get(name, "") for name in ATTRIBUTES}
+        values = {name: _normal(name, text) for name, text in attributes.items() if text.strip()}
         if "priority" in values:
             caller.require_operator("set priorities")
     return page(
         request,
         "act_jobs.html",
         act=act,
-        label=found.label,
-        meaning=found.meaning,
+        label=action.label,
+        meaning=action.meaning,
         references=references,
         subject=_subject(references),
         tasks=tasks,
         has_more=has_more,
-        wrong=sum(State(row["state"]) not in found.states for row in tasks),
+        wrong=sum(State(row["state"]) not in action.states for row in tasks),
         values=values,
         changes=_changes_in_words(values, tasks),
         attributes={
@@ -206,7 +206,7 @@ async def modify(
     tasks, _ = await _tasks(request, daemon, caller, readers, references)
     async with alone(_subjects(tasks)):
         tasks, _ = await _tasks(request, daemon, caller, readers, references)
-        subject, words = _subject(references), _changes_in_words(values, tasks)
+        subject, description = _subject(references), _changes_in_words(values, tasks)
         require_same(form.get("seen", ""), _seen(values, tasks), subject)
         record(service, caller, f"modify {subject}", job=_single(references))
         async with turn_of(request):
@@ -215,7 +215,7 @@ async def modify(
             )
             counts = await count_changes(service.core, *applied)
     notes = [f"{_number(count.tasks)}: {count.note}." for count in counts if count.note]
-    text = " ".join([f"Modified {subject}: {'; '.join(words)}.", *notes])
+    text = " ".join([f"Modified {subject}: {'; '.join(description)}.", *notes])
     return lead_to(request, _page_of(references), text)
 
 
@@ -229,7 +229,7 @@ async def act_on(
     readers: CurrentReaders,
     act: UserAction,
 ) -> Response:
-    """Apply an action to tasks, and tell what became of them."""
+    """Apply an action to tasks, and show the result."""
     references = _references(form.get("jobs", "").split())
     exit_code = _exit_code(form.get("exit_code", "")) if act == "ran" else None
     tasks, _ = await _tasks(request, daemon, caller, readers, references)
@@ -336,31 +336,31 @@ def _value(name: str, row: Row) -> str:
 
 
 def _present(name: str, tasks: Sequence[Row]) -> str:
-    """Return an attribute of all tasks; "": they differ, or it is not told."""
+    """Return an attribute of all tasks; "": they differ, or it is hidden."""
     values = {_value(name, row) for row in tasks}
     return values.pop() if len(values) == 1 and name not in ("urgency", "priority") else ""
 
 
 def _changes_in_words(values: Mapping[str, str], tasks: Sequence[Row]) -> list[str]:
-    words = []
+    phrases = []
     for name, text in values.items():
         before = _present(name, tasks)
-        words.append(
+        phrases.append(
             f"{ATTRIBUTES[name].label.lower()} {before} → {text}"
             if before
             else f"{ATTRIBUTES[name].label.lower()} → {text}"
         )
-    return words
+    return phrases
 
 
 def _seen(values: Mapping[str, str], tasks: Sequence[Row]) -> str:
     """Return the values that a modification replaces, of each job."""
-    told = (
+    seen = (
         f"{row['job']}: "
         + ", ".join(f"{ATTRIBUTES[name].label.lower()} {_value(name, row)}" for name in values)
         for row in tasks
     )
-    return "; ".join(dict.fromkeys(told))
+    return "; ".join(dict.fromkeys(seen))
 
 
 def _states(tasks: Sequence[Row]) -> str:
@@ -382,8 +382,8 @@ def _moved(seen: str, present: str) -> list[str]:
     ]
     if not changes:
         return []
-    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-    return [f"Since the page was opened, {', '.join(changes[:3])}{more}."]
+    remainder = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return [f"Since the page was opened, {', '.join(changes[:3])}{remainder}."]
 
 
 def _told(count: ChangeCount) -> str:
@@ -409,8 +409,8 @@ def _subject(references: Sequence[str]) -> str:
     """Name the jobs of an act."""
     if len(references) == 1:
         return f"job {references[0]}"
-    more = f" and {len(references) - 10} more" if len(references) > 10 else ""
-    return f"jobs {', '.join(references[:10])}{more}"
+    remainder = f" and {len(references) - 10} more" if len(references) > 10 else ""
+    return f"jobs {', '.join(references[:10])}{remainder}"
 
 
 def _subjects(tasks: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The view of licences: their tokens, who holds them, what waits for them; and each over time."""
+"""The view of licences: their tokens, holders and waiting tasks; and each over time."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ async def show_licence(
 def _plots(
     licence: str, slots: Sequence[datetime], rows: Sequence[Row | None]
 ) -> Iterator[TokenPlot]:
-    """Yield plots of the tokens in use below the total, of free ones, and of those waited for."""
+    """Yield plots of the tokens in use below the total, of free tokens, and of requested tokens."""
     names = [f"{slot:%Y-%m-%d %H:%M} UTC" for slot in slots[:-1]]
-    known = [row for row in rows if row is not None]
-    if not known:
+    present = [row for row in rows if row is not None]
+    if not present:
         return
     totals = [None if row is None else row["total"] for row in rows]
     most = max(total or 0 for total in totals)

@@ -40,7 +40,7 @@ class Tail:
 
 
 class OutputReader:
-    """Reads the output of tasks: of an owner one file at a time."""
+    """Reads the output of tasks: a file of an owner at a time."""
 
     def __init__(self) -> None:
         self._threads = Lookups("output")
@@ -54,20 +54,20 @@ class OutputReader:
         """
         whole_path = str(Path(directory) / path)
         if launcher is None:
-            look = partial(read_tail, Path(whole_path))
+            read = partial(read_tail, Path(whole_path))
         else:
-            look = partial(_read_as_owner, launcher, owner, directory, path)
+            read = partial(_read_as_owner, launcher, owner, directory, path)
         key = (owner, directory, path)
         self._recent = {
-            known: (moment, tail)
-            for known, (moment, tail) in self._recent.items()
+            cached_key: (moment, tail)
+            for cached_key, (moment, tail) in self._recent.items()
             if time.monotonic() - moment < KEPT_SECONDS
         }
         if key in self._recent:
             return self._recent[key][1]
         try:
             async with asyncio.timeout(READ_SECONDS):
-                tail = await self._in_turn(owner, key, look)
+                tail = await self._in_turn(owner, key, read)
         except TimeoutError:
             return Tail(whole_path, [], False, SILENT)
         if launcher is not None:
@@ -75,11 +75,11 @@ class OutputReader:
         return tail
 
     async def _in_turn(
-        self, owner: str, key: tuple[str, str, str], look: Callable[[], Tail]
+        self, owner: str, key: tuple[str, str, str], read: Callable[[], Tail]
     ) -> Tail:
         while (running := self._running.get(owner)) is not None:
             await asyncio.wait([running])  # it may outlive the page that began it
-        reading = asyncio.ensure_future(self._threads.run(key, look))
+        reading = asyncio.ensure_future(self._threads.run(key, read))
         self._running[owner] = reading
         reading.add_done_callback(lambda _: self._running.pop(owner))
         return await asyncio.shield(reading)

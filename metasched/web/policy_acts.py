@@ -80,13 +80,13 @@ async def confirm_activation(
     number: Number,
 ) -> Response:
     caller.require_operator("activate a policy")
-    found = await answer_of(request, version(request, caller, daemon, readers, number))
+    answer = await answer_of(request, version(request, caller, daemon, readers, number))
     return _confirm(
         request,
         service,
         f"Activate policy version {number}",
         f"The text of version {number} is put in force, as a new version.",
-        found.content,
+        answer.content,
     )
 
 
@@ -104,13 +104,13 @@ async def activate(
         number = parse_count(form.get("version", ""))
     except ParseError as error:
         raise ApiError(422, f"{error.problem}, version; {error.fix}") from None
-    found = await answer_of(request, version(request, caller, daemon, readers, number))
+    answer = await answer_of(request, version(request, caller, daemon, readers, number))
     async with alone([_SUBJECT]):
         expected = _require_seen(form, service)
         record(service, caller, f"activate policy version {number}")
         body = Activation(
-            text=found.content["text"],
-            file=found.content["file"] or f"policy version {number}",
+            text=answer.content["text"],
+            file=answer.content["file"] or f"policy version {number}",
             reason=form.get("reason", "").strip(),
             expected=expected,
         )
@@ -126,7 +126,7 @@ def _in_force(service: SchedulerService) -> PolicyVersion:
 
 
 def _require_seen(form: dict[str, str], service: SchedulerService) -> int:
-    """Return the version in force. ApiError if the form was made for another one."""
+    """Return the version in force. ApiError if the form was made for another version."""
     number = _in_force(service).number
     require_same(form.get("seen", ""), str(number), "the version of the policy in force")
     return number
@@ -135,15 +135,17 @@ def _require_seen(form: dict[str, str], service: SchedulerService) -> int:
 def _confirm(
     request: Request, service: SchedulerService, title: str, meaning: str, row: dict[str, Any]
 ) -> Response:
-    """Show in which keys a version differs from the policy in force, and ask."""
-    place = f"policy version {row['version']}"
+    """Show the keys that differ between a version and the policy in force, and ask."""
+    subject = f"policy version {row['version']}"
     try:
-        values = values_of(parse_policy(row["text"], place))
+        values = values_of(parse_policy(row["text"], subject))
     except UserError as error:
-        raise ApiError(409, f"{place} is no policy of this release: {error}") from None
+        raise ApiError(409, f"{subject} is no policy of this release: {error}") from None
     rows = differences(values_of(service.settings.policy), values)
     if not rows:
-        raise ApiError(409, f"{place} has the values that are in force; there is nothing to change")
+        raise ApiError(
+            409, f"{subject} has the values that are in force; there is nothing to change"
+        )
     return page(
         request,
         "act_site.html",

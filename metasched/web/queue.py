@@ -64,7 +64,7 @@ async def show_queue(
         chosen=chosen,
         states=list(State),
         reasons=[*Reason, MANAGER_REASON],
-        clusters=[known.name for known in service.core.clusters],
+        clusters=[each.name for each in service.core.clusters],
         licences=[pool.name for pool in service.settings.licences],
         acts=[(name, act.label) for name, act in ACTS.items() if not act.for_operators],
         cursor=cursor,

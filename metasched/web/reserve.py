@@ -84,25 +84,25 @@ async def offer(
     readers: CurrentReaders,
 ) -> Response:
     """Ask for the terms; with terms, show the windows that are free."""
-    given = _given(request.query_params)
+    fields = _given(request.query_params)
     offers: list[dict[str, Any]] = []
     series: dict[str, Any] | None = None
-    if "every" in given:
+    if "every" in fields:
         planned: Any = await create_series(
-            request, caller, service, accounts, readers, _series_terms(given, is_dry_run=True)
+            request, caller, service, accounts, readers, _series_terms(fields, is_dry_run=True)
         )
-        owner = given.get("owner") or caller.user
-        series = {**planned, "fields": {**given, "seen": _open_series(service, owner)}}
-    elif given:
-        answer: Any = await create(caller, service, accounts, _terms(given, is_dry_run=True))
+        owner = fields.get("owner") or caller.user
+        series = {**planned, "fields": {**fields, "seen": _open_series(service, owner)}}
+    elif fields:
+        answer: Any = await create(caller, service, accounts, _terms(fields, is_dry_run=True))
         offers = [
             {
                 **row,
                 "fields": {
-                    **{name: given[name] for name in given if name not in ("start", "deadline")},
+                    **{name: fields[name] for name in fields if name not in ("start", "deadline")},
                     "cluster": row["cluster"],
                     "start": row["start"],
-                    "seen": _open_ids(service, given.get("owner") or caller.user),
+                    "seen": _open_ids(service, fields.get("owner") or caller.user),
                 },
             }
             for row in answer["offers"]
@@ -110,7 +110,7 @@ async def offer(
     return page(
         request,
         "act_reserve.html",
-        given=given,
+        given=fields,
         offers=offers,
         series=series,
         fields={
@@ -131,15 +131,15 @@ async def reserve(
     accounts: AccountLookups,
     readers: CurrentReaders,
 ) -> Response:
-    given = _given(form)
-    if "every" in given:
+    fields = _given(form)
+    if "every" in fields:
         return await _make_series(
-            request, form.get("seen", ""), given, caller, service, accounts, readers
+            request, form.get("seen", ""), fields, caller, service, accounts, readers
         )
-    terms = _terms(given, is_dry_run=False)
-    if "start" not in given:
+    terms = _terms(fields, is_dry_run=False)
+    if "start" not in fields:
         raise ApiError(422, "no start; choose one of the windows that the page shows")
-    owner = given.get("owner") or caller.user
+    owner = fields.get("owner") or caller.user
     _require_owner(caller, owner)
     async with alone([f"reservations of {owner}"]):
         # a form that is sent twice reserves once
@@ -154,14 +154,14 @@ async def reserve(
 async def _make_series(
     request: Request,
     seen: str,
-    given: Mapping[str, str],
+    fields: Mapping[str, str],
     caller: Caller,
     service: SchedulerService,
     accounts: Lookups,
     readers: Readers,
 ) -> Response:
-    terms = _series_terms(given, is_dry_run=False)
-    owner = given.get("owner") or caller.user
+    terms = _series_terms(fields, is_dry_run=False)
+    owner = fields.get("owner") or caller.user
     _require_owner(caller, owner)
     async with alone([f"series of {owner}"]):
         require_same(seen, _open_series(service, owner), f"the list of series of {owner}")
@@ -178,18 +178,18 @@ def _require_owner(caller: Caller, owner: str) -> None:
 
 def _given(values: Mapping[str, str]) -> dict[str, str]:
     """Return the fields that are filled in. ApiError if any is too long."""
-    given = {name: values.get(name, "").strip() for name in (*FIELDS, "by_node")}
-    for name, text in given.items():
+    fields = {name: values.get(name, "").strip() for name in (*FIELDS, "by_node")}
+    for name, text in fields.items():
         if len(text) > MAX_TEXT:
             label = FIELDS[name].label if name in FIELDS else "nodes"
             raise ApiError(422, f"over {MAX_TEXT} characters, {label}; write less")
-    return {name: text for name, text in given.items() if text}
+    return {name: text for name, text in fields.items() if text}
 
 
-def _values(given: Mapping[str, str]) -> dict[str, Any]:
+def _values(fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the parsed fields. ApiError for a field that is missing or no value."""
     values: dict[str, Any] = {}
-    for name, text in given.items():
+    for name, text in fields.items():
         if name == "by_node":
             continue
         try:
@@ -202,12 +202,12 @@ def _values(given: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _shared_terms(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+def _shared_terms(values: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
     """Return what reservations and series have in common."""
     return {
         "least": values["size"],
         "most": values["size"],
-        "by_node": "by_node" in given,
+        "by_node": "by_node" in fields,
         "clusters": values.get("cluster", ()),
         "licences": values.get("licences", {}),
         "user": values.get("owner"),
@@ -215,9 +215,9 @@ def _shared_terms(values: Mapping[str, Any], given: Mapping[str, str]) -> dict[s
     }
 
 
-def _series_terms(given: Mapping[str, str], is_dry_run: bool) -> SeriesTerms:
+def _series_terms(fields: Mapping[str, str], is_dry_run: bool) -> SeriesTerms:
     """Return the request of a form with a rule. ApiError as of `_values`."""
-    values = _values(given)
+    values = _values(fields)
     if "until" not in values:
         raise ApiError(422, "no last day of the series, Until; fill it in")
     for name in ("start", "deadline"):
@@ -229,20 +229,20 @@ def _series_terms(given: Mapping[str, str], is_dry_run: bool) -> SeriesTerms:
         until=values["until"],
         duration=values["duration"],
         dry_run=is_dry_run,
-        **_shared_terms(values, given),
+        **_shared_terms(values, fields),
     )
 
 
-def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
+def _terms(fields: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
     """Return the request of a form. ApiError for a field that is missing or no value."""
-    values = _values(given)
+    values = _values(fields)
     if "until" in values:
         raise ApiError(422, "a last day without a rule, Until; fill in Every, too")
     start, duration = values.get("start"), values["duration"]
     if start is not None and not is_dry_run and 0 < time.time() - start < PATIENCE:
         start = time.time()  # the window was free from then on
     if start is not None and "deadline" in values:
-        problem = f"{quote_for_error(given['deadline'])} beside a start"
+        problem = f"{quote_for_error(fields['deadline'])} beside a start"
         raise ApiError(422, f"{problem}, {FIELDS['deadline'].label}; leave out one of them")
     return ReservationTerms(
         shortest=duration,
@@ -250,7 +250,7 @@ def _terms(given: Mapping[str, str], is_dry_run: bool) -> ReservationTerms:
         ready=start,
         deadline=values.get("deadline") if start is None else start + duration,
         dry_run=is_dry_run,
-        **_shared_terms(values, given),
+        **_shared_terms(values, fields),
     )
 
 

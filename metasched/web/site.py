@@ -49,10 +49,10 @@ async def show_site(
     )
     rows: list[dict[str, Any]] = listed.content
     servers = await licence_servers(caller, service)
-    found = [*_conditions(rows, pools.content, servers)]
+    conditions = [*_conditions(rows, pools.content, servers)]
     if caller.operator:
         problem = service.notifications.mail_error
-        found += _conditions_for_operators(quarantine_rows(daemon), problem)
+        conditions += _conditions_for_operators(quarantine_rows(daemon), problem)
     usable = [row for row in rows if not row["state"].startswith("down")]
     return page(
         request,
@@ -60,7 +60,7 @@ async def show_site(
         clusters=rows,
         more_clusters=listed.next_cursor is not None,
         licences=pools.content,
-        conditions=sorted(found, key=lambda condition: not condition.is_severe),
+        conditions=sorted(conditions, key=lambda condition: not condition.is_severe),
         used=sum(row["used"] for row in usable),
         cpus=sum(row["cpus"] for row in usable),
         usable=len(usable),

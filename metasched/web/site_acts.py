@@ -35,10 +35,12 @@ router = APIRouter()
 Name = Annotated[str, Query(max_length=200)]
 
 
-def _page(request: Request, back: str, title: str, meaning: list[str], **values: Any) -> Response:
+def _page(
+    request: Request, back_url: str, title: str, meaning: list[str], **values: Any
+) -> Response:
     """Ask for a confirmation. `fields` are hidden, `inputs` the names of those to fill in."""
     shown = {"fields": {}, "inputs": (), "is_severe": False, "differences": ()} | values
-    return page(request, "act_site.html", back=back, title=title, meaning=meaning, **shown)
+    return page(request, "act_site.html", back=back_url, title=title, meaning=meaning, **shown)
 
 
 @router.get("/acts/drain")
@@ -111,7 +113,7 @@ async def resume_cluster(
 
 
 def _cluster_state(service: SchedulerService, cluster: str) -> str:
-    """Return who drained a cluster, when and why; "": nobody did."""
+    """Return who drained a cluster, when and why; "": it is not drained."""
     drained = service.core.find_drain(cluster)
     return f"{drained} ({iso(drained.time)})" if drained is not None else ""
 
@@ -174,16 +176,16 @@ def _total(service: SchedulerService, licence: str) -> str:
 async def confirm_cancel(
     request: Request, caller: CurrentCaller, service: CurrentService, reservation: int
 ) -> Response:
-    found = own_reservation(service, caller, reservation)
-    if found.state not in OPEN_STATES:
-        raise ApiError(409, f"reservation {reservation} is {found.state} already; nothing to do")
+    own = own_reservation(service, caller, reservation)
+    if own.state not in OPEN_STATES:
+        raise ApiError(409, f"reservation {reservation} is {own.state} already; nothing to do")
     meaning = [
-        f"Reservation {reservation} of {found.user} on {found.cluster}, from {iso(found.start)} "
-        f"to {iso(found.end)}, is {found.state}.",
+        f"Reservation {reservation} of {own.user} on {own.cluster}, from {iso(own.start)} "
+        f"to {iso(own.end)}, is {own.state}.",
         "Its nodes and tokens become free for all. Jobs that name it lose its promise.",
     ]
-    if found.series is not None:
-        meaning.append(f"It is an occurrence of series {found.series}; the others stay.")
+    if own.series is not None:
+        meaning.append(f"It is an occurrence of series {own.series}; the others stay.")
     fields = {"reservation": str(reservation)}
     title = f"Cancel reservation {reservation}"
     return _page(request, link("/reservations"), title, meaning, fields=fields, is_severe=True)
@@ -196,12 +198,12 @@ async def cancel_reservation(
     number = _number(form, "reservation")
     own_reservation(service, caller, number)
     async with alone([f"reservation {number}"]):
-        found = own_reservation(service, caller, number)
-        if found.state not in OPEN_STATES:
-            cause = quote_for_error(found.cause or "no cause is stored")
+        own = own_reservation(service, caller, number)
+        if own.state not in OPEN_STATES:
+            cause = quote_for_error(own.cause or "no cause is stored")
             raise ApiError(
                 409,
-                f"reservation {number} is {found.state} already ({cause}); nothing changed",
+                f"reservation {number} is {own.state} already ({cause}); nothing changed",
             )
         record(service, caller, "cancel", reservation=number)
         row = await cancel(caller, service, number)

@@ -27,7 +27,7 @@ from metasched.model.report_figures import (
     OTHERS,
     PLOTS,
     TIME_KEYS,
-    Column,
+    ReportColumn,
     stacked_over_time,
 )
 from metasched.web.api_calls import answer_of
@@ -39,7 +39,7 @@ ROWS = 200  # of the table
 FIRST_DAY = date(1970, 1, 1)
 DAYS = 30  # of the period, if none is chosen
 PERIODS = {"7 days": 7, "30 days": 30, "1 year": 365}
-MOST_DAYS = 92  # of a period that is plotted by day; longer ones by month
+MOST_DAYS = 92  # of a period that is plotted by day; longer periods by month
 MAX_SLOTS = 400  # columns of a plot
 MAX_LICENCES = 50  # whose tokens are plotted
 _UNKNOWN = "–"
@@ -56,7 +56,7 @@ router = APIRouter()
 Row = Mapping[str, Any]
 
 
-class TokenPlot(NamedTuple):
+class TokenUsePlot(NamedTuple):
     """The tokens of a licence over time."""
 
     licence: str
@@ -65,7 +65,7 @@ class TokenPlot(NamedTuple):
     total: int  # the most that there were
 
 
-class Plot(NamedTuple):
+class TimePlot(NamedTuple):
     """A plot over time."""
 
     picture: Markup
@@ -134,7 +134,7 @@ async def show_use(
     slot = ReportKey.DAY if (end - first).days <= MOST_DAYS else ReportKey.MONTH
     is_stacked = len(PLOTS[kind].figures) == 1
     parts = [key for key in keys if key not in TIME_KEYS][:1] if is_stacked else []
-    # hundreds of users have thousands of rows over time, of which the plot names a few
+    # hundreds of users have thousands of rows over time; the plot names a few
     named = MAX_PARTS if kind == "use" and parts else None
     over_time = await _over_time(partial(read, largest=named), slot, parts)
     names = [*(["licence"] if kind == "licences" else []), *map(str, keys)]
@@ -158,7 +158,7 @@ async def show_use(
         periods={
             label: (today + timedelta(days=1 - days)).isoformat() for label, days in PERIODS.items()
         },
-        clusters=[known.name for known in service.core.clusters],
+        clusters=[each.name for each in service.core.clusters],
         licences=[pool.name for pool in service.settings.licences],
         others=OTHERS,
         plot=_plot(kind, over_time, slot, _slots(slot, first, end)),
@@ -222,7 +222,7 @@ def _slots(slot: ReportKey, first: date, end: date) -> list[str]:
     return names[::-1]
 
 
-def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot | None:
+def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> TimePlot | None:
     """Draw a report over time; None if there is nothing to see."""
     if not answer["rows"]:
         return None
@@ -250,16 +250,18 @@ def _plot(kind: str, answer: Row, slot: ReportKey, slots: Sequence[str]) -> Plot
     label = f"{unit} by {slot}, from {slots[0]} to {slots[-1]}, at most {highest:.4g}"
     titles = [OTHERS if part is None else part for part in parts]
     picture = stacked(slots, titles, heights, highest, label)
-    return Plot(picture, unit, highest, (slots[0], slots[len(slots) // 2], slots[-1]), list(parts))
+    return TimePlot(
+        picture, unit, highest, (slots[0], slots[len(slots) // 2], slots[-1]), list(parts)
+    )
 
 
 def _label(value: str | None) -> str | None:
-    """Return the text of a key's value; None: the others, whose sums are one row."""
+    """Return the text of a key's value; None: the others, whose sums share a row."""
     return None if value is None else value or _UNKNOWN
 
 
-def _token_plots(answer: Row, slot: ReportKey, slots: Sequence[str]) -> list[TokenPlot]:
-    """Draw the most tokens leased at a time; empty in reports that do not tell it."""
+def _token_plots(answer: Row, slot: ReportKey, slots: Sequence[str]) -> list[TokenUsePlot]:
+    """Draw the most tokens leased at a time; empty in reports without it."""
     by_licence: dict[str, list[Row]] = {}
     for row in answer["rows"]:
         if row.get("peak") is not None and row.get("total") is not None:
@@ -270,16 +272,16 @@ def _token_plots(answer: Row, slot: ReportKey, slots: Sequence[str]) -> list[Tok
         peak, total = max(peaks.values()), max(row["total"] for row in rows)
         label = f"Most tokens of {licence} leased at a time, by {slot}: at most {peak} of {total}"
         values = [peaks.get(time, 0) for time in slots]
-        plots.append(TokenPlot(licence, columns(values, max(peak, total), label), peak, total))
+        plots.append(TokenUsePlot(licence, columns(values, max(peak, total), label), peak, total))
     return plots
 
 
-def _is_known(column: Column, rows: Sequence[Row]) -> bool:
+def _is_known(column: ReportColumn, rows: Sequence[Row]) -> bool:
     """Return whether a row has a value of a column."""
     return any(row[column.name] is not None for row in rows)
 
 
-def _texts(columns: Sequence[Column], row: Row) -> list[str]:
+def _texts(columns: Sequence[ReportColumn], row: Row) -> list[str]:
     values = [row[column.name] for column in columns]
     return [
         _UNKNOWN if value is None else column.text(value)

@@ -30,22 +30,22 @@ def start_first_fit(queue: Iterable[WaitingJob], capacity: Capacity) -> None:
 
 
 def backfill(
-    queue: Iterable[WaitingJob], capacity: Capacity, others: Iterable[WaitingJob] = ()
+    queue: Iterable[WaitingJob], capacity: Capacity, later_jobs: Iterable[WaitingJob] = ()
 ) -> WaitingJob | None:
     """Start jobs from the head while they fit, then later jobs that do not delay the head.
 
     Return the head. A later job starts if it fits now and either ends by the head's shadow time or
     needs no more than the extra resources at that time, which it then uses up. Lifka 1995;
-    algorithm of a pass: O(r log r + q) for r running and q queued jobs. `others` come after the
+    algorithm of a pass: O(r log r + q) for r running and q queued jobs. `later_jobs` come after the
     queue, and none of them is a head: without a blocked head all that fit start.
     """
     remaining = iter(queue)
     head = start_in_order(remaining, capacity)
     if head is None:
-        start_first_fit(others, capacity)
+        start_first_fit(later_jobs, capacity)
         return None
     largest = capacity.largest  # in most passes no later job fits: then skip the reservation
-    fitting = [job for job in chain(remaining, others) if job.cpus <= largest]
+    fitting = [job for job in chain(remaining, later_jobs) if job.cpus <= largest]
     if fitting:
         reservation = capacity.reserve(head)
         for job in fitting:

@@ -6,7 +6,7 @@ with the job before its first job of a later deadline. The jobs from there on ar
 
 Ours, where the sources are silent: a gap is room for the job that moves no planned job, and that
 either begins now or ends before the machine's last job does. Makespans count from now, in-time jobs
-are the queued ones, and both denominators are at least 1. Equal weights: the earliest end wins.
+are queued jobs, and both denominators are at least 1. Equal weights: the earliest end wins.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Candidate(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """What the candidate of a machine can at best be."""
+    """A bound on the candidate of a machine."""
 
     end: float
     quality: PlanQuality
@@ -91,7 +91,7 @@ def _win_pairs(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> _Cand
 def _gap(
     plan: ClusterPlan, job: WaitingJob, machine: int, before: PlanQuality
 ) -> _Candidate | None:
-    """Return the earliest gap of the machine, if it has one."""
+    """Return the earliest gap of the machine, if it has any."""
     now, seconds = plan.now, run_time(job, machine)
     start = plan.earliest_start(job, machine, max(now, plan.machines[machine].end - seconds))
     if start == NEVER:
@@ -101,7 +101,7 @@ def _gap(
 
 
 def _with_job(before: PlanQuality, job: WaitingJob, end: float, now: float) -> PlanQuality:
-    """Return the quality with one more job, which ends `end` seconds from now and moves none."""
+    """Return the quality with a further job, which ends `end` seconds from now and moves none."""
     late = job.deadline is not None and now + end > job.deadline
     return PlanQuality(max(before.makespan, end), before.in_time + (not late), before.late + late)
 
@@ -109,13 +109,13 @@ def _with_job(before: PlanQuality, job: WaitingJob, end: float, now: float) -> P
 def _best_by_deadline(plan: ClusterPlan, job: WaitingJob, before: PlanQuality) -> _Candidate | None:
     """Return the best machine for the job in the order of deadlines there.
 
-    Only machines whose bounds reach the best candidate are tried. Bounds and candidates lie in one
+    Only machines whose bounds reach the best candidate are tried. Bounds and candidates lie in a
     heap by (-weight, end, order of machines): the first candidate that comes up is the best.
     """
     heap: list[tuple[float, float, int, int, _Candidate | None]] = []
-    others = plan.ends_of_others()
+    ends = plan.ends_of_others()
     for order, machine in enumerate(suitable_machines(job)):
-        bound = _bound_by_deadline(plan, job, machine, before, others[machine])
+        bound = _bound_by_deadline(plan, job, machine, before, ends[machine])
         if bound is not None:
             heap.append((-weight(before, bound.quality), bound.end, order, machine, None))
     heapify(heap)

@@ -102,7 +102,7 @@ def _by_deadline(queue: Collection[WaitingJob]) -> list[WaitingJob]:
 
 
 class BoundedFirstFit(FirstFit):
-    """First fit in which no job starves: a starving job goes before all others.
+    """First fit without starvation: a starving job goes before all others.
 
     A job starves once it has waited `starving_after` seconds, as by `max_starve` of PBS. Starving
     jobs go in the order of arrival, and the first that does not fit has the reservation of EASY's
@@ -127,9 +127,9 @@ class BoundedFirstFit(FirstFit):
     ) -> list[JobStart]:
         since = now - self.starving_after
         starving = [job for job in queue if job.waiting_since <= since]
-        others = [job for job in queue if job.waiting_since > since]
+        newer = [job for job in queue if job.waiting_since > since]
         capacity = make_capacity(now, running, free)
-        backfill(starving, capacity, self.sort_queue(others))
+        backfill(starving, capacity, self.sort_queue(newer))
         self.reservation = capacity.reservation
         return capacity.starts
 

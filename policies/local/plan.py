@@ -60,7 +60,7 @@ class PlanQuality(NamedTuple):
 class MachineSchedule:
     """The schedule of a machine: running jobs, and planned runs in the order of their starts.
 
-    An arrival asks all machines and changes a single one. So the answer of a machine is kept until
+    An arrival asks all machines and changes one of them. So the answer of a machine is kept until
     it changes: the longest gaps, the order of deadlines, and profiles without the last runs.
     """
 
@@ -238,10 +238,10 @@ class ClusterPlan:
         self.shared = free.shared or free.machines is None
         total = sum(free_cpus) + sum([r.cpus for r in running])
         ends = {r.id: expected_end(r, now) for r in running}
-        jobs, known = list(queue), list(self._queue.values())
-        appended = jobs[: len(known)] == known
+        jobs, planned = list(queue), list(self._queue.values())
+        appended = jobs[: len(planned)] == planned
         changed = set() if appended else self._remove_withdrawn(jobs)
-        all_planned = appended and len(self.runs) == len(known)
+        all_planned = appended and len(self.runs) == len(planned)
         windows = tuple([window for window in free.windows if window.end > now])
         windows_kept = windows == tuple([w for w in self._windows if w.end > now])
         self._windows = windows
@@ -262,7 +262,7 @@ class ClusterPlan:
             all_planned = False
         self._running_ends, self._total_cpus = ends, total
         if appended:
-            arrived = jobs[len(known) :]
+            arrived = jobs[len(planned) :]
             self._queue.update([(job.id, job) for job in arrived])
             if all_planned:
                 return arrived

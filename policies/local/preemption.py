@@ -32,11 +32,11 @@ class PreemptibleJob(NamedTuple):
 
     def suspended(self, now: float) -> WaitingJob:
         """Return the job as it is queued if it is suspended now."""
-        job, left = self.job, self.left(now)
+        job, share = self.job, self.left(now)
         return job._replace(
-            estimated=job.estimated * left,
-            machines={machine: seconds * left for machine, seconds in job.machines.items()},
-            on_fastest=job.on_fastest * left,
+            estimated=job.estimated * share,
+            machines={machine: seconds * share for machine, seconds in job.machines.items()},
+            on_fastest=job.on_fastest * share,
         )
 
 
@@ -82,8 +82,8 @@ class PreemptivePolicy(ABC):
 def without_restarts(running: Iterable[PreemptibleJob], changes: Changes) -> Changes:
     """Leave running each job that would be suspended and resumed on its machine."""
     machines = {p.running.id: p.running.machine for p in running}
-    kept = {start.id for start in changes.starts if machines.get(start.id) == start.machine}
+    resumed = {start.id for start in changes.starts if machines.get(start.id) == start.machine}
     return Changes(
-        [job for job in changes.suspended if job not in kept],
-        [start for start in changes.starts if start.id not in kept],
+        [job for job in changes.suspended if job not in resumed],
+        [start for start in changes.starts if start.id not in resumed],
     )

@@ -34,8 +34,8 @@ class PreemptiveOrder(PreemptivePolicy):
     """
 
     @abstractmethod
-    def rank(self, job: WaitingJob, left: float) -> float:
-        """Return the place in the order, the lowest first; `left` is the share of its run time."""
+    def rank(self, job: WaitingJob, remaining: float) -> float:
+        """Return the rank, the lowest first; `remaining` is the share of its run time."""
 
     def choose_changes(
         self,
@@ -49,11 +49,11 @@ class PreemptiveOrder(PreemptivePolicy):
             [_Candidate(self.rank(p.job, p.left(now)), p) for p in running],
             key=lambda candidate: -candidate.rank,
         )
-        waiting = [(self.rank(job, 1.0), place, job) for place, job in enumerate(queue)]
+        waiting = [(self.rank(job, 1.0), position, job) for position, job in enumerate(queue)]
         heapify(waiting)
         suspended: list[int] = []
         while waiting:
-            rank, place, job = heappop(waiting)
+            rank, position, job = heappop(waiting)
             if capacity.find_machine(job) == NO_MACHINE:
                 displaced = _displace(job, rank, candidates, capacity)
                 if not displaced:
@@ -62,8 +62,8 @@ class PreemptiveOrder(PreemptivePolicy):
                     candidates.remove(candidate)
                     victim = candidate.preemptible
                     suspended.append(victim.job.id)
-                    place = -len(suspended)  # before queued jobs of the same rank
-                    heappush(waiting, (candidate.rank, place, victim.suspended(now)))
+                    position = -len(suspended)  # before queued jobs of the same rank
+                    heappush(waiting, (candidate.rank, position, victim.suspended(now)))
             capacity.start(job, capacity.find_machine(job))
         return without_restarts(running, Changes(suspended, capacity.starts))
 
@@ -97,7 +97,7 @@ class PreemptivePriority(PreemptiveOrder):
 
     name: ClassVar[str] = "priority-p"
 
-    def rank(self, job: WaitingJob, left: float) -> float:
+    def rank(self, job: WaitingJob, remaining: float) -> float:
         return -job.priority
 
 
@@ -106,7 +106,7 @@ class PreemptiveEDF(PreemptiveOrder):
 
     name: ClassVar[str] = "edf-p"
 
-    def rank(self, job: WaitingJob, left: float) -> float:
+    def rank(self, job: WaitingJob, remaining: float) -> float:
         return NEVER if job.deadline is None else job.deadline
 
 
@@ -115,8 +115,8 @@ class PreemptiveSJF(PreemptiveOrder):
 
     name: ClassVar[str] = "sjf-p"
 
-    def rank(self, job: WaitingJob, left: float) -> float:
-        return job.estimated * left
+    def rank(self, job: WaitingJob, remaining: float) -> float:
+        return job.estimated * remaining
 
 
 class PreemptiveLSF(PreemptiveOrder):
@@ -124,5 +124,5 @@ class PreemptiveLSF(PreemptiveOrder):
 
     name: ClassVar[str] = "lsf-p"
 
-    def rank(self, job: WaitingJob, left: float) -> float:
+    def rank(self, job: WaitingJob, remaining: float) -> float:
         return -job.cpus

@@ -27,7 +27,7 @@ def peak_use(uses: Iterable[CpuUse], start: float, end: float) -> int:
 
 
 def is_open(window: ReservedWindow, now: float) -> bool:
-    """Whether a window has begun and is not over."""
+    """Return whether a window has begun and is not over."""
     return window.start <= now < window.end
 
 
@@ -43,10 +43,10 @@ class WindowUse:
     ) -> None:
         self._now, self._windows = now, windows
         self.held = {name: held.get(name, 0) for name, w in windows.items() if is_open(w, now)}
-        self.kept = tuple([window for window in windows.values() if window.end > now])
+        self.unended = tuple([window for window in windows.values() if window.end > now])
 
     def room(self, name: str) -> int:
-        """Return the processors for one more job in a window; 0 while it is not open."""
+        """Return the processors for a further job in a window; 0 while it is not open."""
         if name not in self.held:
             return 0
         return self._windows[name].cpus - self.held[name]
@@ -75,17 +75,17 @@ class WindowUse:
         that leave less than all before them: a job that others bar is barred by these. O(n log n)
         for n windows and jobs, since it is part of each listing.
         """
-        uses = [(window.start, window.end, window.cpus) for window in self.kept]
+        uses = [(window.start, window.end, window.cpus) for window in self.unended]
         uses += [(self._now, end, job_cpus) for end, job_cpus in running]
         changes = sorted(
             change for start, end, n in uses if start < end for change in ((start, n), (end, -n))
         )
         upcoming, held, position = list[tuple[float, int]](), 0, 0
-        for start in sorted({window.start for window in self.kept if window.start > self._now}):
+        for start in sorted({window.start for window in self.unended if window.start > self._now}):
             while position < len(changes) and changes[position][0] <= start:
                 held += changes[position][1]
                 position += 1
-            left = max(cpus - held, 0)
-            if not upcoming or left < upcoming[-1][1]:
-                upcoming.append((start, left))
+            available = max(cpus - held, 0)
+            if not upcoming or available < upcoming[-1][1]:
+                upcoming.append((start, available))
         return upcoming

@@ -27,7 +27,7 @@ from metasched.core.licences.groups import (
     OwnerLine,
     QueueKey,
     QueueOwner,
-    TaskGroup,
+    RequestGroup,
 )
 from metasched.core.licences.lookahead import Lookahead
 from metasched.core.licences.order import QueueOrder
@@ -67,10 +67,10 @@ FAIR_SHARE = FairShareSettings(half_life=60.0, tree=ShareTree(users={"s": 2.0, "
 class PlainOrder(QueueOrder):
     """Nothing is kept: each rank is computed when it is needed."""
 
-    def rank(self, group: TaskGroup) -> LineRank:
+    def rank(self, group: RequestGroup) -> LineRank:
         return min(map(self._rank_of, group.lines.values()))
 
-    def _rises_at(self, group: TaskGroup) -> float:
+    def _rises_at(self, group: RequestGroup) -> float:
         return min(map(self._line_rises_at, group.lines.values())) + order.ROUNDING
 
 
@@ -172,7 +172,7 @@ class Heap(RuleBasedStateMachine):
         self.now, self.number = 1000.0, 0
         self.shares = Shares() if by_share else None
         self.order = QueueOrder(UserTurns(self.shares), age)
-        self.group = TaskGroup({"a": 1}, LeaseTerms(8.0, True, None))
+        self.group = RequestGroup({"a": 1}, LeaseTerms(8.0, True, None))
 
     @rule(
         users=st.lists(st.sampled_from(USERS), min_size=1, max_size=5),

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from metasched.cli.gantt import draw_picture, render_chart
-from metasched.client.reservation_boxes import Shortage, shortages, stack_boxes
+from metasched.client.reservation_boxes import ProcessorShortage, shortages, stack_boxes
 
 NOW = 1_900_000_000.0
 
@@ -81,7 +81,10 @@ def test_pictures_with_and_without_open_reservations(tmp_path: Path) -> None:
 
 def test_shortages_are_the_times_with_more_than_there_is() -> None:
     boxes = [(0.0, 10.0, 0, 4), (5.0, 8.0, 4, 2), (7.0, 20.0, 6, 3), (20.0, 30.0, 0, 8)]
-    assert shortages(boxes, 8) == [Shortage(7.0, 8.0, 9)]
-    assert shortages(boxes, 5) == [Shortage(5.0, 10.0, 9), Shortage(20.0, 30.0, 8)]
+    assert shortages(boxes, 8) == [ProcessorShortage(7.0, 8.0, 9)]
+    assert shortages(boxes, 5) == [
+        ProcessorShortage(5.0, 10.0, 9),
+        ProcessorShortage(20.0, 30.0, 8),
+    ]
     assert shortages(boxes, 9) == []
     assert shortages([], 0) == []

@@ -20,7 +20,7 @@ from metasched.core.transitions import TaskEvent
 from metasched.daemon import shadow as shadow_module
 from metasched.daemon.pickled_process import PickledProcess, ProcessLost
 from metasched.daemon.shadow import ShadowRunner
-from metasched.daemon.shadow_process import MODULE, ShadowHandler, ShadowRequest, ShadowStart
+from metasched.daemon.shadow_process import MODULE, ObservedBatch, ShadowHandler, ShadowStart
 from metasched.db.store import StorageFailed
 from metasched.model.job import Job
 from metasched.model.shadow import Shadow, ShadowDecision, ShadowGroup, compare
@@ -309,7 +309,7 @@ def test_a_process_that_hangs_or_takes_all_memory_is_lost(monkeypatch: pytest.Mo
         assert runner._process.pid is None
         process = PickledProcess[Any, Any](MODULE)
         with pytest.raises(ProcessLost):
-            await process.ask(ShadowRequest(None, (Bomb(),)), 60.0)  # type: ignore[arg-type]
+            await process.ask(ObservedBatch(None, (Bomb(),)), 60.0)  # type: ignore[arg-type]
         assert process.pid is None
 
     asyncio.run(run())
@@ -334,6 +334,6 @@ def test_messages_keep_what_the_core_observed() -> None:
     site = observed_site()
     observed = tuple(submit(site, *jobs(5)))
     start = ShadowStart(Policy(seed=9), CLUSTERS, 0, (), True)
-    reply = ShadowHandler().handle(ShadowRequest(start, observed))
+    reply = ShadowHandler().handle(ObservedBatch(start, observed))
     assert pickle.loads(pickle.dumps(reply)) == reply
     assert len(reply.decisions) == 5

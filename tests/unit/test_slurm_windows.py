@@ -93,8 +93,8 @@ def test_a_pool_has_the_cores_of_nodes_that_are_up_and_what_takes_them() -> None
 
 
 def test_other_jobs_have_what_is_left_of_a_node_that_is_reserved_in_part() -> None:
-    def place(name: str, allocated: int) -> text.NodeLine:
-        line = text.NodeLine(*[""] * len(text.NodeLine._fields))
+    def place(name: str, allocated: int) -> text.SinfoRecord:
+        line = text.SinfoRecord(*[""] * len(text.SinfoRecord._fields))
         cpus = f"{allocated}/{8 - allocated}/0/8"
         return line._replace(name=name, state="mixed+reserved", cpus=cpus)
 

@@ -38,7 +38,7 @@ from metasched.simulate.workload import to_trace
 from metasched.tuning.held_out import count_refused, is_gain, paired_difference
 from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs
 from metasched.tuning.objectives import OBJECTIVES, dominates, mean_values, parse_objectives
-from metasched.tuning.outcome import JudgedTrial, Outcome, choose, find_front, outcome_json
+from metasched.tuning.outcome import JudgedTrial, StudyResult, choose, find_front, outcome_json
 from metasched.tuning.search_space import GRID, make_search_space
 from metasched.tuning.study import Study, Trial, file_storage, open_study
 from metasched.tuning.trials import MIN_COMPARED, HeldOutRun, run_trial
@@ -313,7 +313,7 @@ def test_a_gain_by_refused_jobs_or_by_a_choice_that_saw_it_is_not_shown() -> Non
         assert is_gain(difference)
         refused = count_refused(run, present)
         judged = JudgedTrial(trial, Policy(), {"mean_wait": 300.0}, difference, refused)
-        outcomes.append(Outcome(("mean_wait",), (), judged, (), judged, is_blind))
+        outcomes.append(StudyResult(("mean_wait",), (), judged, (), judged, is_blind))
     shown, seen, refusing = map(verdict, outcomes)
     assert shown == "The gain holds on jobs that no trial has seen."
     assert "had seen them" in seen

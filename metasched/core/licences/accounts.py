@@ -271,15 +271,15 @@ class LicenceAccounts:
             window = self.lookahead.barring_window(pool, count, terms)
             if window is None or window.longest_gap is None:
                 continue
-            left = max(window.licences[name] - pool.config.headroom, 0)
-            hints = [f"ask for at most {left}"] if left else []
+            available = max(window.licences[name] - pool.config.headroom, 0)
+            hints = [f"ask for at most {available}"] if available else []
             if (longest := window.longest_gap - pool.config.linger) > 1.0:
                 allowed = 2.0 ** (math.ceil(math.log2(longest)) - 1)  # the longest group
                 hints.append(f"give a time limit of at most {allowed:.0f} s")
             held = f"for {duration:.0f} s" if enforced else "without a time limit"
             return (
-                f"{count} of licence {name} {held}, but {window.describe()} leaves {left}, every "
-                f"time after {window.longest_gap:.0f} s at most; "
+                f"{count} of licence {name} {held}, but {window.describe()} leaves {available}, "
+                f"every time after {window.longest_gap:.0f} s at most; "
                 f"{' or '.join(hints) or 'ask for another licence'}"
             )
         return None

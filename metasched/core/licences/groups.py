@@ -29,7 +29,7 @@ class QueueOwner(NamedTuple):
 
 
 def round_up_duration(seconds: float) -> float:
-    """Return the duration of the group in which a task waits: a power of two."""
+    """Return the duration of a waiting task's group: a power of two."""
     return float(2.0 ** math.ceil(math.log2(seconds)))
 
 
@@ -38,12 +38,12 @@ class LeaseTerms(NamedTuple):
 
     duration: float  # seconds, at most
     enforced: bool  # whether the task is killed at its limit
-    reservation: int | None  # in which the task runs
+    reservation: int | None  # of the task
 
 
 @dataclass(eq=False)
-class TaskGroup:
-    """Queued tasks, at least one, with the same request and the same terms.
+class RequestGroup:
+    """Queued tasks with the same request and the same terms; never empty.
 
     If the first of them cannot go, no other can. Its rank and the heap of its lines are kept by
     `QueueOrder`.
@@ -75,9 +75,9 @@ class TaskGroup:
 
 @dataclass(eq=False)
 class OwnerLine:
-    """The tasks of one owner in a group, at least one."""
+    """The tasks of one owner in a group; never empty."""
 
-    group: TaskGroup
+    group: RequestGroup
     owner: QueueOwner
     job: Job | None  # of a task; jobs of an owner have the same share
     queue_keys: dict[TaskId, QueueKey] = field(default_factory=dict)  # of its tasks

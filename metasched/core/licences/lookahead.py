@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from operator import attrgetter
 
-from metasched.core.licences.groups import LeaseTerms, QueueKey, TaskGroup
+from metasched.core.licences.groups import LeaseTerms, QueueKey, RequestGroup
 from metasched.core.licences.pool import NEVER, LicenceState, PoolState
 from metasched.core.licences.windows import (
     TokenSlots,
@@ -69,7 +69,7 @@ class Lookahead:
         return shadow_time, extra + sum(count for end, count in returns if end <= shadow_time)
 
     def _compute_head_reservation_with_windows(
-        self, pool: PoolState, group: TaskGroup, now: float
+        self, pool: PoolState, group: RequestGroup, now: float
     ) -> tuple[float, int]:
         """Return the head reservation where windows claim tokens that come back."""
         shadow_time, previous = now, now - 1.0
@@ -88,7 +88,7 @@ class Lookahead:
         own = group.requested[pool.config.name]
         return shadow_time, min_tokens(slots, shadow_time, end) - own
 
-    def head_group(self, pool: PoolState) -> TaskGroup | None:
+    def head_group(self, pool: PoolState) -> RequestGroup | None:
         """Return the group of the first task queued for a licence."""
         first = self.first_key(pool)
         return None if first is None else self._state.line_of[first[3:]].group
@@ -106,7 +106,7 @@ class Lookahead:
             pool.head_ranking = order.ranking
         return pool.head_key
 
-    def _is_barred(self, group: TaskGroup) -> bool:
+    def _is_barred(self, group: RequestGroup) -> bool:
         """Return whether the calendar never lets the tasks of a group go."""
         return any(
             self.barring_window(self._state.pool(name), count, group.terms) is not None
@@ -122,8 +122,12 @@ class Lookahead:
             return None  # it ends with that at the latest
         held_for = terms.duration + pool.config.linger if terms.enforced else NEVER
         for window in pool.windows.values():
-            left = window.licences[pool.config.name] - pool.config.headroom
-            if window.longest_gap is not None and count > left and held_for >= window.longest_gap:
+            available = window.licences[pool.config.name] - pool.config.headroom
+            if (
+                window.longest_gap is not None
+                and count > available
+                and held_for >= window.longest_gap
+            ):
                 return window
         return None
 
@@ -266,7 +270,7 @@ class Lookahead:
         return min((change for change in changes if change > now), default=NEVER)
 
     def _window_changes(
-        self, pools: Iterable[PoolState], head: TaskGroup | None
+        self, pools: Iterable[PoolState], head: RequestGroup | None
     ) -> Iterator[float]:
         """Yield when windows may keep fewer tokens from a task than before.
 

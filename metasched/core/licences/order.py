@@ -15,12 +15,12 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from metasched.core.licences.groups import LineRank, OwnerLine, TaskGroup
+from metasched.core.licences.groups import LineRank, OwnerLine, RequestGroup
 from metasched.core.tasks import TaskId
 from metasched.core.user_turns import FIRST_TURN, UserTurns
 
 ROUNDING = 1e-3  # seconds; more than the time of a level's change may be off
-MAX_STALE = 64  # stale entries of a heap, beyond one for each line
+MAX_STALE = 64  # stale entries of a heap, besides an entry for each line
 
 
 class QueueOrder:
@@ -53,7 +53,7 @@ class QueueOrder:
         self.ranking += 1
         return True
 
-    def promise(self, lines: Iterable[OwnerLine]) -> list[TaskGroup]:
+    def promise(self, lines: Iterable[OwnerLine]) -> list[RequestGroup]:
         """Let the first tasks of these lines be first of their levels, and no other tasks.
 
         Return the groups whose ranks may have fallen.
@@ -80,19 +80,19 @@ class QueueOrder:
         levels_at = self._now if self._age and self._several_users else 0.0
         return self._resets + self._turns.falls, levels_at
 
-    def rank(self, group: TaskGroup) -> LineRank:
+    def rank(self, group: RequestGroup) -> LineRank:
         """Return the rank of the first task of a group; O(log n) in its lines, amortised."""
         if group.rank is None or group.ranking != self.ranking:
             group.rank, group.ranking = self._find_first(group), self.ranking
         return group.rank
 
-    def next_rise(self, groups: Iterable[TaskGroup]) -> float:
+    def next_rise(self, groups: Iterable[RequestGroup]) -> float:
         """Return when time alone may let a task of these groups go before others, or infinity."""
         if not (self._age and self._several_users):
             return math.inf
         return min(map(self._rises_at, groups), default=math.inf)
 
-    def _rises_at(self, group: TaskGroup) -> float:
+    def _rises_at(self, group: RequestGroup) -> float:
         """Return from when on the level of a task of the group is higher, not before its rise."""
         if len(group.lines) > 1:
             self.rank(group)
@@ -121,7 +121,7 @@ class QueueOrder:
         )
         return -level, FIRST_TURN if key[3:] in self.promised else turn, key
 
-    def _find_first(self, group: TaskGroup) -> LineRank:
+    def _find_first(self, group: RequestGroup) -> LineRank:
         """Rank the least entry of a group's heap anew until its rank stands."""
         if len(group.lines) == 1:
             group.falls = -1

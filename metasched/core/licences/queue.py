@@ -3,7 +3,7 @@
 Times are seconds since the epoch, durations seconds, amounts tokens (copies of a licence).
 
 A task leases all the licences it requests or none, so that no two tasks can deadlock. Tasks whose
-request cannot be met wait in one queue; one with alternatives waits there for each of them. A task
+request cannot be met wait in one queue, a task with alternatives for each of them. A task
 that is first for each of its licences gets a reservation at the shadow time, when enough leases
 will have expired by the time limits of their tasks; a later task may overtake it if its own lease
 ends before the shadow time, or fits into the extra tokens (EASY backfilling; Lifka 1995;
@@ -41,7 +41,7 @@ from metasched.core.licences.groups import (
     QueueKey,
     QueueOwner,
     RequestedTokens,
-    TaskGroup,
+    RequestGroup,
     round_up_duration,
 )
 from metasched.core.licences.order import QueueOrder
@@ -60,8 +60,8 @@ class LicenceQueue(LicenceAccounts):
         super().__init__(followers)
         self.patience = 0.0  # seconds
         self._users: Counter[str] = Counter()  # of queued tasks
-        self._groups: dict[RequestedTokens, dict[LeaseTerms, TaskGroup]] = {}
-        # requests in `_groups`, by the licence of which they need the most tokens and how many
+        self._groups: dict[RequestedTokens, dict[LeaseTerms, RequestGroup]] = {}
+        # requests in `_groups`, by their largest number of tokens and its licence
         self._requests: dict[str, dict[int, set[RequestedTokens]]] = {}
         # as of a state version: every group whose request fits into the free tokens, and others;
         # a task that joins or takes tokens makes no other request fit
@@ -130,7 +130,7 @@ class LicenceQueue(LicenceAccounts):
     def may_take_unqueued(
         self, requested: Mapping[str, int], duration: float, enforced: bool, now: float
     ) -> bool:
-        """Whether a task of no reservation could have these tokens now, and nobody waits for any.
+        """Return whether a task without reservation may have these tokens, and none waits for any.
 
         `duration` and `enforced`: see `join`.
         """
@@ -192,7 +192,7 @@ class LicenceQueue(LicenceAccounts):
         group = groups.get(terms)
         fitting_known = self._fitting_version == self._state.version
         if group is None:
-            group = groups[terms] = TaskGroup(dict(request), terms)
+            group = groups[terms] = RequestGroup(dict(request), terms)
             self._fitting.add(group, self._state.order)
             for name in group.requested:
                 self._state.pool(name).groups.add(group, self._state.order)
@@ -227,7 +227,7 @@ class LicenceQueue(LicenceAccounts):
         if queue_key == previous_head:
             self._forget_heads(group, queue_key)
 
-    def _remove_group(self, group: TaskGroup) -> None:
+    def _remove_group(self, group: RequestGroup) -> None:
         """Remove a group without tasks."""
         self._fitting.discard(group)
         for name in group.requested:
@@ -244,7 +244,7 @@ class LicenceQueue(LicenceAccounts):
             if not self._requests[name]:
                 del self._requests[name]
 
-    def _forget_heads(self, group: TaskGroup, queue_key: QueueKey) -> None:
+    def _forget_heads(self, group: RequestGroup, queue_key: QueueKey) -> None:
         """Have all groups checked again, since the first task of a line has joined or left."""
         self._state.version += 1
         self._note_fall(group)
@@ -253,7 +253,7 @@ class LicenceQueue(LicenceAccounts):
             if pool.head_key is not None and (len(self._users) > 1 or queue_key <= pool.head_key):
                 pool.head_key = None
 
-    def _note_fall(self, group: TaskGroup) -> None:
+    def _note_fall(self, group: RequestGroup) -> None:
         """Have a group ranked anew wherever groups are ranked."""
         self._fitting.note_fall(group, self._state.order)
         for name in group.requested:
@@ -323,10 +323,10 @@ class LicenceQueue(LicenceAccounts):
                 first_key = order.rank(group)[2]
                 if not self._fits(group, now):  # no longer: others have taken tokens since
                     self._fitting.discard(group)
-                elif (kept := self._first_kept(group, first_key, now)) is None:
+                elif (reserved_first := self._first_kept(group, first_key, now)) is None:
                     return first_key[3:]
                 else:
-                    kept_pools.add(kept)
+                    kept_pools.add(reserved_first)
         first_keys = map(self.lookahead.first_key, kept_pools)
         line_of = self._state.line_of
         promised = [line_of[key[3:]] for key in first_keys if key is not None]
@@ -338,12 +338,12 @@ class LicenceQueue(LicenceAccounts):
         )
         return None
 
-    def _fits(self, group: TaskGroup, now: float) -> bool:
+    def _fits(self, group: RequestGroup, now: float) -> bool:
         """Return whether the first task of a group requests no more tokens than are free."""
         pools = self._state.pools
         return all(count <= (pools[name].free(now) or 0) for name, count in group.requested.items())
 
-    def _first_kept(self, group: TaskGroup, first_key: QueueKey, now: float) -> PoolState | None:
+    def _first_kept(self, group: RequestGroup, first_key: QueueKey, now: float) -> PoolState | None:
         """Return the first pool whose free tokens a group may not take; None: it may take all."""
         for name, count in group.requested.items():
             pool = self._state.pools[name]
@@ -351,10 +351,10 @@ class LicenceQueue(LicenceAccounts):
                 return pool
         return None
 
-    def _fitting_groups(self, now: float, freed: Mapping[str, int]) -> list[TaskGroup]:
+    def _fitting_groups(self, now: float, freed: Mapping[str, int]) -> list[RequestGroup]:
         """Return the groups whose first tasks request no more tokens than are free, or `freed`."""
         groups, pools = self._groups, self._state.pools
-        fitting: list[TaskGroup] = []
+        fitting: list[RequestGroup] = []
         # of the licences that some request needs
         free = {name: (pools[name].free(now) or 0) + freed.get(name, 0) for name in self._requests}
         for largest, by_count in self._requests.items():
@@ -397,5 +397,5 @@ class LicenceQueue(LicenceAccounts):
 
 
 def _largest(request: RequestedTokens) -> tuple[str, int]:
-    """Return the licence of which a request needs the most tokens, and how many."""
+    """Return the licence with the most tokens in a request, and their number."""
     return max(request, key=itemgetter(1))

@@ -40,17 +40,17 @@ class TokenWindow:
 def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
     """Yield the window of the last run of a calendar entry, and that of its next run.
 
-    A later run matters to no lease: who holds tokens until then holds them in the next one, too.
-    It matters to reservations (`later_windows`).
+    A later run matters to no lease: a lease that lasts until then also covers the next run. It
+    matters to reservations (`later_windows`).
     """
     act = entry.act
     if not isinstance(act, LimitLicence):
         return
     starts = [*entry.ran[-1:], *(() if entry.next_run is None else (entry.next_run,))]
-    for place, (start, following) in enumerate(pairwise([*starts, inf])):
+    for run_index, (start, following) in enumerate(pairwise([*starts, inf])):
         until = min(start + act.duration, following)
         yield TokenWindow(
-            id=-2 * entry.id - place,
+            id=-2 * entry.id - run_index,
             start=start,
             until=until,
             licences={act.licence: act.total},
@@ -60,11 +60,11 @@ def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
 
 
 def later_windows(
-    limits: Iterable[CalendarLimit], licence: str, known: Iterable[TokenWindow]
+    limits: Iterable[CalendarLimit], licence: str, present: Iterable[TokenWindow]
 ) -> Iterator[TokenWindow]:
-    """Yield when entries lower the total of a licence after their `known` windows."""
+    """Yield when entries lower the total of a licence after their `present` windows."""
     known_until: dict[str, float] = {}
-    for window in known:
+    for window in present:
         if window.entry:
             known_until[window.entry] = max(known_until.get(window.entry, 0.0), window.until)
     for limit in limits:

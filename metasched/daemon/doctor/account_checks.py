@@ -13,17 +13,17 @@ from metasched.db.sqlite import Sqlite
 
 
 def check_accounts(settings: Settings) -> Iterator[Finding]:
-    """Look up each user and group of the file: a misspelt one would never match."""
+    """Look up each user and group of the file: a misspelt name would never match."""
     users, groups = _named_users(settings), _named_groups(settings)
     unknown = 0
     for kind, id, names, look_up in (
         ("user", "user-unknown", users, pwd.getpwnam),
         ("group", "group-unknown", groups, grp.getgrnam),
     ):
-        for name, place in sorted(names.items()):
+        for name, source in sorted(names.items()):
             if not _is_known(look_up, name):
                 unknown += 1
-                text = f"no {kind} {name}, {place}"
+                text = f"no {kind} {name}, {source}"
                 fix = f"`getent {'passwd' if kind == 'user' else kind} {name}`; correct the name"
                 yield found(id, f"{kind} {name}", text, fix)
     if (users or groups) and not unknown:
@@ -63,7 +63,7 @@ def _named_users(settings: Settings) -> dict[str, str]:
         named.append(("[site] operators", settings.site.operators))
     if settings.probe_account:
         named.append(("[doctor]", [settings.probe_account]))
-    return {name: place for place, names in named for name in names}
+    return {name: source for source, names in named for name in names}
 
 
 def _named_groups(settings: Settings) -> dict[str, str]:
@@ -74,4 +74,4 @@ def _named_groups(settings: Settings) -> dict[str, str]:
     ]
     if settings.site is not None:
         named.append(("[site] operator_groups", settings.site.operator_groups))
-    return {name: place for place, names in named for name in names}
+    return {name: source for source, names in named for name in names}

@@ -83,7 +83,7 @@ def prevents_start(finding: Finding) -> bool:
 
 
 def checks_of_file(settings: Settings, timeout: float, before_start: bool = False) -> list[Check]:
-    """Return the checks of a configuration, in the order in which their findings are shown."""
+    """Return the checks of a configuration, in the order of their findings."""
     site_checks: tuple[tuple[str, Callable[[Settings], Iterable[Finding]]], ...] = (
         ("configuration", check_config_file),
         ("policies of the calendar", check_scheduled_policies),
@@ -113,7 +113,7 @@ def checks_of_file(settings: Settings, timeout: float, before_start: bool = Fals
 
 def _without_repetitions(findings: Iterable[Finding]) -> list[Finding]:
     """Keep the first finding of a kind for a subject: doctor and the daemon may see the same."""
-    kept: dict[tuple[str, str, str], Finding] = {}
+    distinct: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         key = ("", finding.check, finding.text)
         if finding.kind is not None:
@@ -122,5 +122,5 @@ def _without_repetitions(findings: Iterable[Finding]) -> list[Finding]:
                 finding.check,
                 "" if finding.kind.id in _SEEN_TWICE else finding.text,
             )
-        kept.setdefault(key, finding)
-    return list(kept.values())
+        distinct.setdefault(key, finding)
+    return list(distinct.values())

@@ -22,7 +22,7 @@ from metasched.daemon.doctor.findings import Finding, found, passed
 from metasched.licence_servers.base import LicenceServerError
 from metasched.licence_servers.process import ServerQuery, query_server
 
-MAX_REPORT_TIME = 0.3  # seconds of a check's time in which the process reports and ends
+MAX_REPORT_TIME = 0.3  # seconds of a check's time for the process to report and end
 SLURM_ADAPTER = "slurm"
 
 
@@ -54,16 +54,16 @@ def check_manager(entry: ClusterSettings, settings: Settings, timeout: float) ->
         for partition in names.split(",")
     }
     for partition in sorted(mapped - {"*", "", *state.partitions}):
-        known = f"it has {', '.join(sorted(state.partitions)) or 'none'}"
+        choices = f"it has {', '.join(sorted(state.partitions)) or 'none'}"
         text = f"it has no partition {partition}, to which [cluster.map.partition] maps"
-        yield found("cluster-partition", f"partitions of {name}", text, known)
+        yield found("cluster-partition", f"partitions of {name}", text, choices)
     yield from check_records(name, cluster.adapter, state.records, bool(cluster.fence_dir))
     if state.clock_lead is not None and abs(state.clock_lead) > MAX_CLOCK_SKEW:
         direction = "ahead of" if state.clock_lead > 0 else "behind"
         text = f"its controller is {abs(state.clock_lead):.0f} s {direction} this host"
         yield found("clock-differs", f"controller of {name}", text)
-    if cluster.adapter == "local" and state.cpus > (here := os.cpu_count() or 1):
-        text = f"cpus = {state.cpus}, this host has {here}"
+    if cluster.adapter == "local" and state.cpus > (host_cpus := os.cpu_count() or 1):
+        text = f"cpus = {state.cpus}, this host has {host_cpus}"
         yield found("cluster-overcommitted", f"processors of {name}", text)
 
 
@@ -154,11 +154,13 @@ def check_licence_server(
         fix = f"try `metasched licence probe {server.name}`"
         yield found("licence-server-unreachable", check, str(error), fix)
         return
-    wanted = [pool.name for pool in settings.licences if pool.server == server.name]
-    missing = [name for name in wanted if report.feature(server.features.get(name, name)) is None]
+    pool_names = [pool.name for pool in settings.licences if pool.server == server.name]
+    missing = [
+        name for name in pool_names if report.feature(server.features.get(name, name)) is None
+    ]
     for name in missing:
         feature = server.features.get(name, name)
         text = f"it reports no {feature}, the licence {name}"
         yield found("licence-missing", check, text, "see `features`, or the server's own log")
     if not missing:
-        yield passed(check, f"it answers, {len(wanted)} licences")
+        yield passed(check, f"it answers, {len(pool_names)} licences")

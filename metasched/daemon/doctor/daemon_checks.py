@@ -28,7 +28,7 @@ from metasched.model.tags import Instances
 
 MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
 MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
-MAX_LISTED_JOBS = 5  # unknown jobs that are listed one by one
+MAX_LISTED_JOBS = 5  # unknown jobs that are listed singly
 MAX_DELAYED = 3  # accounts whose listings waited longest
 MAX_LISTING_AGE = 600.0  # seconds; an idle daemon lists each cluster once a minute
 
@@ -171,7 +171,7 @@ def _check_listener(row: Mapping[str, Any]) -> Finding:
 
 
 def _delayed_listings(rows: list[dict[str, Any]]) -> Finding:
-    """Return whose listings wait most; that harms nobody else."""
+    """Return the accounts whose listings wait most; that harms no other account."""
     accounts = [
         f"{row['user']} {row['requests']} ({row['seconds']:.0f} s)" for row in rows[:MAX_DELAYED]
     ]
@@ -265,14 +265,16 @@ def _check_files(read: dict[str, Any] | None, settings: Settings) -> Iterator[Fi
     """Compare the files that the daemon has read with those that this command has read."""
     if read is None:  # not an operator, or an earlier daemon
         return
-    theirs: dict[str, str] = read["digests"]
+    read_digests: dict[str, str] = read["digests"]
     own = {str(path): digest for path, digest in settings.files.items()}
     path = str(settings.config_path) if settings.config_path else None
     if read["file"] != path:
         text = f"it reads {read['file'] or 'no file'}, doctor reads {path or 'none'}"
         fix = f"metasched doctor --config {read['file']}" if read["file"] else "restart it"
         yield found("daemon-other-file", "daemon's file", text, fix)
-    elif changed := sorted(name for name in own | theirs if own.get(name) != theirs.get(name)):
+    elif changed := sorted(
+        name for name in own | read_digests if own.get(name) != read_digests.get(name)
+    ):
         text = f"{', '.join(changed)}: changed since the daemon read it"
         yield found("daemon-changed-file", "daemon's file", text)
     else:

@@ -124,8 +124,8 @@ def _check_files(database: Sqlite) -> Iterator[Finding]:
             yield found("database-unreadable", "database", text, fix)
             return
         if mode & 0o077:
-            what = "write" if mode & 0o022 else "read"
-            text = f"{path} has mode {mode:o}: other accounts may {what} it"
+            access = "write" if mode & 0o022 else "read"
+            text = f"{path} has mode {mode:o}: other accounts may {access} it"
             yield found("database-mode", "database file", text, f"chmod 600 {path}")
 
 

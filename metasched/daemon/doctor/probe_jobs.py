@@ -40,8 +40,8 @@ from metasched.model.tags import tag_of
 from metasched.policies.eligible import UnmappedNameError, translate_job
 
 TIME_LIMIT = 60.0  # seconds; of the job at its manager
-PROBE_TIME = 60.0  # seconds in which the job must have ended
-CLEANUP_TIME = 30.0  # seconds in which a withdrawn job must be gone
+PROBE_TIME = 60.0  # most seconds until the job has ended
+CLEANUP_TIME = 30.0  # most seconds until a withdrawn job is gone
 POLL_INTERVAL = 1.0  # seconds
 _JOB, _DISPATCH = 1, 1  # of the instance of a probe
 _BASE = 32  # exit code of a job without a problem; the bits below are problems
@@ -122,7 +122,7 @@ def _probe(
         text += f"exit code {row.exit_code}, signal {row.signal}"
         yield found("probe-failed", check, text, "see the manager's log on that node")
         return
-    place = f"on {row.node or 'its node'} the job of {owner.pw_name}"
+    subject = f"on {row.node or 'its node'} the job of {owner.pw_name}"
     problems = row.exit_code - _BASE
     for bit, kind, text in (
         (_WRONG_UID, "probe-identity", "has another uid than on this host"),
@@ -131,9 +131,9 @@ def _probe(
         (_NO_DAEMON, "probe-daemon", "does not reach the daemon's url"),
     ):
         if problems & bit:
-            yield found(kind, check, f"{place} {text}")
+            yield found(kind, check, f"{subject} {text}")
     if not problems:
-        yield passed(check, f"{place} ended well after {seconds:.0f} s")
+        yield passed(check, f"{subject} ended well after {seconds:.0f} s")
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _worker(entry: ClusterSettings, settings: Settings) -> Iterator[_Worker]:
 
 
 class _Worker:
-    """A worker process that runs one job."""
+    """A worker process that runs a single job."""
 
     def __init__(
         self,
@@ -279,8 +279,8 @@ class _Worker:
         stdout = self._process.stdout
         assert stdout is not None
         while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([stdout], [], [], remaining)[0]:
                 raise ProbeFailed(f"no answer to {call.operation} of its worker")
             if not (block := os.read(stdout.fileno(), 1 << 16)):
                 raise ProbeFailed("its worker died")
