@@ -134,7 +134,7 @@ class _SlotTable:
         return [(id, Counter(self._pool_of_slot[slot] for slot in assignment[id])) for id in order]
 
     def is_feasible(self, moves: Sequence[tuple[int, SlotCounts]], new: NodeDemand) -> bool:
-        """Return whether each move finds free slots beside its old ones, and `new` fits then."""
+        """Return whether each move finds free slots besides its old slots, and `new` fits then."""
         movable, fixed = self._pool_map.movable, self._pool_map.fixed
         divided_pools = set(self._pool_of_slot.values())
         free = {

@@ -22,11 +22,11 @@ reconciler           listings and accounting, against live attempts
 stale_attempts       attempts that a manager lists again
 calendar             acts that recur, and which run of each is the next
 calendar_events      events of the calendar
-audit_trail          audit records of steps: who did what, and what happened
-notifications        what owners of jobs are told of a step
-forecast_state       what starts are forecast from
+audit_trail          audit records of steps: actor, act and effect
+notifications        changes of a step, for mail to owners of jobs and for webhooks
+forecast_state       snapshots of the state, from which starts are forecast
 recovery             restore from a database, start of the daemon
-recovered_state      what a fresh core is restored from
+recovered_state      the stored state from which a fresh core is restored
 licences/            pools of licence tokens, and the queue for them
 reservations/        advance reservations: offered, bound, moved, broken
 """

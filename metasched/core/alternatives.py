@@ -1,9 +1,10 @@
 """Tasks with alternative licences: a stand-in for each alternative waits in their place. Pure.
 
 A stand-in is a copy of its task that requests one alternative only. It waits where any task with
-this request waits: for its licences, at a limit, for a cluster. The first that can be dispatched
-decides what the task gets; then the others leave. So the events that let another task with such a
-request go on are those that let the task go on, and no place remembers which were tried.
+this request waits: for its licences, at a limit, for a cluster. The first stand-in that can be
+dispatched decides which licences the task gets; then the other stand-ins leave. So the task
+goes on at the events at which a task with such a request would. No part stores which
+alternatives were tried.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ STRIDE: Final = 1 << 40  # between the indices of a task's stand-ins; above all 
 
 
 def is_stand_in(task: Task) -> bool:
-    """Whether a task is the stand-in of another."""
+    """Return whether a task is the stand-in of another."""
     return task.index >= STRIDE
 
 
@@ -60,11 +61,11 @@ class Alternatives:
         self._variants: tuple[Job, ...] = ()  # of the job seen last, which tasks of an array share
 
     def __contains__(self, task_id: TaskId) -> bool:
-        """Whether a task has stand-ins."""
+        """Return whether a task has stand-ins."""
         return task_id in self._entries
 
     def open(self, task: Task) -> tuple[Task, ...]:
-        """Return new stand-ins of a task; its present ones if it has any."""
+        """Return the stand-ins of a task; make them if it has none."""
         entry = self._entries.get(task.task_id)
         if entry is None:
             stand_ins = self._make_stand_ins(task)
@@ -92,7 +93,7 @@ class Alternatives:
         return self._entries[owner_id(stand_in.task_id)].task
 
     def is_current(self, task: Task) -> bool:
-        """Whether a task is no stand-in, or one that still waits."""
+        """Return whether a task is no stand-in, or a stand-in that still waits."""
         return not is_stand_in(task) or self.find(task.task_id) is task
 
     def record_obstacle(

@@ -168,7 +168,7 @@ def common_indices(own: range, indices: Sequence[int]) -> list[int]:
 
 
 def joined(runs: Iterable[IndexRun]) -> list[IndexRun]:
-    """Return ascending runs in which those that continue each other are joined."""
+    """Return ascending runs; join runs that continue each other."""
     joined_runs: list[IndexRun] = []
     for first, last, step in runs:
         if joined_runs:

@@ -1,7 +1,7 @@
 """The calendar in the core: entries, and the exact place of each between two runs. Pure.
 
-The shell computes times and reports runs. A run counts only if the entry waits for just this one:
-so a report that is repeated, stale or of another daemon changes nothing.
+The shell computes times and reports runs. A run counts only if the entry waits for this run. So a
+report that is repeated, stale or of another daemon changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Calendar:
         self.entries = {entry.id: entry for entry in entries}
 
     def apply_set(self, event: CalendarEntrySet) -> None:
-        """Add an entry, or change one."""
+        """Add or change an entry."""
         self._store(event.entry)
 
     def apply_removed(self, event: CalendarEntryRemoved) -> None:
@@ -54,14 +54,14 @@ class Calendar:
         self._store(structs.replace(entry, next_run=next_run, running=None, ran=ran))
 
     def awaits(self, event: ReservationRequested) -> bool:
-        """Return whether a request is no occurrence of a series, or the next one of its series."""
+        """Return whether a request is the next occurrence of its series, or belongs to none."""
         if event.series is None:
             return True
         entry = self.entries.get(event.series)
         return entry is not None and entry.next_run == event.request.ready
 
     def note_request(self, event: ReservationRequested) -> None:
-        """Go on to the next occurrence of a series, whether this one was granted or not."""
+        """Advance a series to its next occurrence, whether this request was granted or not."""
         if event.series is not None:
             entry = self.entries[event.series]
             self._store(structs.replace(entry, next_run=event.next_occurrence))
@@ -71,5 +71,5 @@ class Calendar:
 
 
 def is_awaited(entry: CalendarEntry, event: CalendarRun) -> bool:
-    """Return whether an entry waits for a run: for its begin, or the end of what has begun."""
+    """Return whether an entry waits for the begin of a run, or for the end of a begun run."""
     return event.due == (entry.next_run if entry.running is None else entry.running)

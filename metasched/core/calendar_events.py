@@ -30,7 +30,7 @@ class CalendarRun(msgspec.Struct, frozen=True):
 
     time: float
     id: int
-    due: float  # nominal time of the run; of several skipped ones, of the first
+    due: float  # nominal time of the run; of the first, if several were skipped
     result: RunResult
     next_run: float | None = None  # nominal time of the next; None: there is none
     cause: str = ""

@@ -30,7 +30,7 @@ _TermStatus = tuple[DependencyStatus, float | None]  # and when the clock alone 
 
 
 class DependencyTracker:
-    """Progress of all targets of open jobs, and what has changed since the last check."""
+    """Progress of all targets of open jobs, and the targets that changed since the last check."""
 
     def __init__(self) -> None:
         # by job that other jobs depend on
@@ -220,7 +220,7 @@ class DependencyTracker:
         return sorted(blocked.keys() & indices) if paired else []
 
     def _is_paired(self, job: Job, term: DependencyTerm) -> bool:
-        """Whether each task of a job depends on the task with the same index in another."""
+        """Return whether each task of a job depends on the task with the same index in another."""
         if term.dependency_type != "aftercorr":
             return False
         if term.target is None or term.target.index is not None:
@@ -228,12 +228,12 @@ class DependencyTracker:
         return job.array is not None and self._progress[term.target.job][term.target].array
 
     def may_be_range(self, job: Job) -> bool:
-        """Whether the tasks of a new array wait for the same, or each for its counterpart only."""
+        """Return whether all tasks of a new array wait for the same, or for counterparts only."""
         terms = () if job.dependency is None else _dependency(job).terms
         return len(terms) <= 1 or not any(self._is_paired(job, term) for term in terms)
 
     def is_paired(self, job: Job) -> bool:
-        """Whether each task of a range waits only for the task with its index in another array."""
+        """Return whether each task of a range waits only for the same index of another array."""
         return job.dependency is not None and self._is_paired(job, _dependency(job).terms[0])
 
     def ended_counterparts(self, job: Job) -> tuple[Set[int], Set[int]]:

@@ -1,8 +1,8 @@
 """Events that the core receives, actions that it returns, and the outcome of a step. Pure.
 
 `time` is when metasched learnt of an event (epoch seconds). Events are stored: replaying them with
-a fresh core repeats every decision. Treat all of them as read-only. The two most frequent ones are
-not frozen, since setting the fields of a frozen struct is slower.
+a fresh core repeats every decision. Treat all events as read-only. The two most frequent events
+are not frozen, since setting the fields of a frozen struct is slower.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     # of a daemon that re-read its configuration: who asked for it, and what changed; for the record
     by: str = ""
     config_changes: tuple[str, ...] = ()
-    # until when calls of a daemon that this one replaced may still reach a manager; 0: none
+    # until when calls of the replaced daemon may still reach a manager; 0: none
     former_acts_until: float = 0.0
 
 
@@ -144,10 +144,10 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     # "": each full listing repeats all ends
     cursor: str = ""
     partial: bool = False  # the first ends of a listing whose rest follows; it proves nothing
-    # (tag, index, defect) of rows that this listing sets aside, the first ones; for the audit
+    # (tag, index, defect) of the first rows that this listing sets aside; for the audit
     defects: tuple[tuple[str, int, str], ...] = ()
     # (tag, index) of tasks that are listed as cancelled, or gone, before the daemon began to
-    # withdraw them: somebody else has cancelled them
+    # withdraw them: another program has cancelled them
     not_withdrawn: tuple[tuple[str, int], ...] = ()
 
 
@@ -434,7 +434,7 @@ class Outcome:
     priority_parts: list[HeuristicContribution] = field(default_factory=list)  # of that job
     # for a candidate beside the policy in force, see `SchedulerState.observes`; not stored
     observed: list[Observation] = field(default_factory=list)
-    unobserved: int = 0  # placements beyond what a step hands on
+    unobserved: int = 0  # placements above the number that a step hands on
 
 
 @dataclass(frozen=True)
@@ -445,4 +445,4 @@ class ClusterAssessment:
     obstacle: Ineligibility | None  # None: the task can be dispatched there
     load: float  # seconds of the whole cluster, at the task's priority
     pending_jobs: int  # at the task's priority
-    account: str | None  # to which the task is or would be charged; None: unknown
+    account: str | None  # that is or would be charged for the task; None: unknown

@@ -43,7 +43,7 @@ from metasched.model.job import Job
 
 NEGLIGIBLE = 1e-3  # processor-seconds: less is forgotten at a start
 MIN_CHARGE = 1.0  # seconds that a running task is charged at least when it outruns its charge
-MAX_DOUBLINGS = 500.0  # half-lives after the epoch; then sums are computed anew from a later one
+MAX_DOUBLINGS = 500.0  # half-lives after the epoch; then sums are computed for a later epoch
 MAX_USE = 1e18  # processor-seconds in a report; more is a defect of the report
 
 LeafKey = tuple[str, str]  # account, user
@@ -240,7 +240,7 @@ class FairShare:
     # Charges of live tasks
 
     def update(self, change: StateChange) -> None:
-        """Charge a task that is dispatched; count what it used when its attempt has ended."""
+        """Charge a task when it is dispatched; count its true use when its attempt ends."""
         task = change.task
         if change.event is TaskEvent.RESTART:
             self._settle(task, self._state.outcome.closed_attempts[-1][1])
@@ -297,7 +297,7 @@ class FairShare:
     def pass_time(self, now: float, clock_step: float) -> None:
         """Double the charges of tasks that have run for longer; start a new epoch if it is old.
 
-        `clock_step`: seconds by which the clock was set. Nothing decays by that, and nothing runs.
+        `clock_step`: seconds by which the clock was set. They add no decay and no running time.
         """
         if clock_step:
             self._adjust_clock(clock_step)

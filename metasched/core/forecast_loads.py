@@ -29,7 +29,7 @@ class _Sent(NamedTuple):
 
 
 class ForecastLoads:
-    """The last forecast, and what was dispatched since its snapshot."""
+    """The last forecast, and the work dispatched since its snapshot."""
 
     def __init__(self) -> None:
         self._forecast: StartsForecast | None = None
@@ -38,7 +38,7 @@ class ForecastLoads:
         self._sent_work: dict[str, float] = {}  # processor seconds, likewise
 
     def is_news(self, event: StartsForecast) -> bool:
-        """Whether decisions may differ with a forecast, and it is not too soon for another.
+        """Return whether decisions may differ with a forecast, and it is not too soon for another.
 
         The same waits are news after dispatches: the work that was sent may have ended since.
         """
@@ -50,7 +50,7 @@ class ForecastLoads:
         return age >= (MAX_INTERVAL if is_same and not self._sent else MIN_INTERVAL)
 
     def replace(self, event: StartsForecast) -> None:
-        """Take over a new forecast. What was dispatched before its snapshot is part of it."""
+        """Take over a new forecast. It includes tasks that were dispatched before its snapshot."""
         self._forecast = event
         while self._sent and self._sent[0].time <= event.made:
             sent = self._sent.popleft()
@@ -65,7 +65,7 @@ class ForecastLoads:
         self._clear_sent()
 
     def _clear_sent(self) -> None:
-        """Forget what was dispatched; sums of floats begin anew."""
+        """Forget the dispatched work; sums of floats begin anew."""
         self._sent.clear()
         self._sent_cpus.clear()
         self._sent_work.clear()
@@ -85,8 +85,8 @@ class ForecastLoads:
     ) -> list[float] | None:
         """Return the seconds that a job would wait on each cluster, in their order.
 
-        0 for others than `candidates`. None if the forecast is old, or has no start on one of them:
-        then waits cannot be compared. O(clusters x probes).
+        0 for other clusters than `candidates`. None if the forecast is old, or has no start on a
+        candidate: then waits cannot be compared. O(clusters x probes).
         """
         forecast = self._forecast
         if forecast is None or not 0 <= now - forecast.made <= MAX_AGE:

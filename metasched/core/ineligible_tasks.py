@@ -69,9 +69,9 @@ class IneligibleTasks:
         limit: ScopeUse | None = None,
         awaited: Sequence[str] = (),
     ) -> None:
-        """Add a task that was examined; `verdict` is its reason, None if it keeps its last one.
+        """Add a task that was examined; `verdict` is its reason, None if it keeps its last reason.
 
-        `limit` bars it, if it is above a limit of the site. The `awaited` clusters lack but a
+        `limit` bars it, if it is above a limit of the site. The `awaited` clusters lack only a
         place in their queues.
         """
         task_id = task.task_id
@@ -209,12 +209,12 @@ class IneligibleTasks:
                 heapq.heappush(heap, (group.first, group))
 
     def _is_requested(self, group: TaskGroup, task: Task) -> bool:
-        """Whether the first task of a group is to be examined in this pass, places aside."""
+        """Return whether the first task of a group is to be examined in this pass, places aside."""
         rechecks = self._pass_rechecks
         return rechecks is None or group.key in self._unfinished or _may_start(task, rechecks)
 
     def is_candidate(self, task: Task) -> bool:
-        """Whether a task is still to be examined in this pass."""
+        """Return whether a task is still to be examined in this pass."""
         group = self._group_of.get(task.task_id)
         return (
             group is None

@@ -15,7 +15,7 @@ from metasched.core.state import SchedulerState
 from metasched.core.tasks import Task
 from metasched.core.usage_limits import UsageLimits
 
-GRACE = 600.0  # seconds after the time limit, in which managers end a job and count the licence
+GRACE = 600.0  # seconds after the time limit, until managers have ended a job and counted licences
 
 
 class LeaseExpiry:
@@ -31,7 +31,7 @@ class LeaseExpiry:
         self._state, self._leasing, self._gates, self._limits = state, leasing, gates, limits
 
     def is_due(self, task: Task, view: ClusterView, now: float) -> bool:
-        """Whether a task is missing for so long that it cannot run, and what it holds is due."""
+        """Return whether a task is missing for too long to run, so that its leases are due."""
         attempt, time_limit = task.live_attempt, task.job.time_limit
         if not attempt.missing or attempt.lease_expired or time_limit is None:
             return False

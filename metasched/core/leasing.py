@@ -50,7 +50,7 @@ class LicenceLeasing:
         self.transferring, self._demoted, self._recalls = {}, {}, {}
 
     def needs_lease(self, task: Task) -> bool:
-        """Whether a task needs a lease for its dispatch."""
+        """Return whether a task needs a lease for its dispatch."""
         return self.enabled and bool(task.job.licences)
 
     # Queue
@@ -94,8 +94,8 @@ class LicenceLeasing:
     def recall_wait(self, task: Task) -> float:
         """Return after how many seconds unstarted a task may be recalled for its licences.
 
-        The wait doubles with each recall, so that tasks of which none can start do not take turns
-        for ever.
+        The wait doubles with each recall. Otherwise tasks that cannot start would take turns for
+        ever.
         """
         return max(self._patience, MIN_RECALL_WAIT) * 2.0 ** self._recalls.get(task.task_id, 0)
 
@@ -362,7 +362,7 @@ class LicenceLeasing:
         return {} if lease is None else lease.tokens
 
     def may_lose_lease(self, task: Task, choice: int) -> bool:
-        """Whether others may get the licences of a task that is to move to another cluster.
+        """Return whether others may get the licences of a task that is to move to another cluster.
 
         A task with alternatives requests them anew there, also if it goes with the same `choice`.
         """
@@ -371,7 +371,7 @@ class LicenceLeasing:
         return self.licences.contended(task.task_id)
 
     def may_exchange(self, task: Task, job: Job, promised: Mapping[str, int]) -> bool:
-        """Whether a dispatched task would get other licences at once if it returned its own.
+        """Return whether a dispatched task would get other licences at once if it returned its own.
 
         `job` has the others. `promised` tokens are for other tasks.
         """
@@ -397,7 +397,7 @@ class LicenceLeasing:
 
 
 def _has_time_limit(task: Task) -> bool:
-    """Whether a manager ends the task at a limit."""
+    """Return whether a manager ends the task at a limit."""
     return task.job.time_limit is not None
 
 

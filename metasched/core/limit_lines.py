@@ -90,7 +90,7 @@ class LimitLines:
         return earliest
 
     def _first_group(self, lines: _Lines, line: _Line) -> TaskGroup | None:
-        """Return the first group of a line; remove what waits there no more."""
+        """Return the first group of a line; remove groups that no longer wait there."""
         while line:
             *key, group = line[0]
             if tuple(key) == group.line_key and group.tasks:

@@ -58,7 +58,7 @@ class PlaceLines:
         self._next_sweep = self._serial + max(count, LEAST_SWEEP)
 
     def _keeps(self, cluster: str, key: SortKey, group: TaskGroup) -> bool:
-        """Whether an entry is valid; a group that has left may come again."""
+        """Return whether an entry is valid; a group that has left may come again."""
         if group.place_keys.get(cluster) != key:  # another entry of the group is earlier
             return False
         if group.tasks and cluster in group.awaited:
@@ -88,7 +88,7 @@ class PlaceLines:
         return earliest
 
     def _first_group(self, cluster: str, owner: GroupOwner) -> TaskGroup | None:
-        """Return the first group of a line; remove what waits there no more."""
+        """Return the first group of a line; remove groups that no longer wait there."""
         lines = self._lines.get(cluster, {})
         line = lines.get(owner, [])
         while line:
@@ -104,7 +104,7 @@ class PlaceLines:
         return None
 
     def has_place(self, group: TaskGroup, clusters: Iterable[str]) -> bool:
-        """Whether a task of the group may get a place now in one of these clusters."""
+        """Return whether a task of the group may get a place now in one of these clusters."""
         return any(
             cluster in group.awaited
             and not self._state.views[cluster].scope_limits.awaits_place(group.user)
@@ -112,5 +112,5 @@ class PlaceLines:
         )
 
     def any_left(self, clusters: Iterable[str]) -> bool:
-        """Whether anybody may get a place now in one of these clusters."""
+        """Return whether any user may get a place now in one of these clusters."""
         return any(self._state.views[cluster].scope_limits.may_have_places for cluster in clusters)

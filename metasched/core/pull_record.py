@@ -1,4 +1,4 @@
-"""Pulls to a cluster: which are under way, how many started at once, what they showed. Pure.
+"""Pulls to a cluster: pulls under way, pulls that started at once, and their evidence. Pure.
 
 Kept since the start of the daemon. A pull is judged by the first listing after its manager had
 `Cluster.start_delay` seconds to start it, or that names a limit for which it waits.

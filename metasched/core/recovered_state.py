@@ -1,4 +1,4 @@
-"""What a fresh core is restored from; a checkpoint of the database holds it packed. Pure.
+"""The stored state from which a fresh core is restored; checkpoints hold it packed. Pure.
 
 mypyc does not compile this module: msgspec decodes it by its annotations.
 """

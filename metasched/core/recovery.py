@@ -135,7 +135,7 @@ class Recovery:
         ]
 
     def _restore_attempt(self, task: Task, attempt: Attempt, now: float) -> None:
-        """Distrust an attempt in a backup: what the daemon did with it since is not in there.
+        """Distrust an attempt in a backup: it lacks the daemon's later acts.
 
         An intended dispatch was made since. A withdrawal that metasched decided is dropped: the
         attempt may belong to a daemon that still runs. A task that has not started is held if it
@@ -186,7 +186,7 @@ class Recovery:
             attempt.missing_since = 0.0
             # the manager may have received the request: repeat it without delay
             attempt.withdrawal_requested = None if attempt.intent is None else 0.0
-            # what was requested before is not stored
+            # earlier requests are not stored
             attempt.maybe_withdrawn, attempt.gone_first = True, False
             attempt.last_listed = None
             attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0

@@ -268,8 +268,8 @@ class Core:
         """Pass each change to the parts that keep data about tasks, then apply its follow-up.
 
         `changes` come from a generator, which continues when its last change is settled: it sees
-        indexes, leases and gates that agree with the states. Follow-ups are few, since each uses up
-        what users requested of the task or what its last attempt intended.
+        indexes, leases and gates that agree with the states. Follow-ups are few: each uses up a
+        user's request for the task, or an intent of its last attempt.
         """
         for change in changes:
             self.state.update_indexes(change)
@@ -425,7 +425,7 @@ class Core:
         return list(self.state.views[cluster].live_tasks.values())
 
     def decided_before_refusal(self, task: Task) -> bool:
-        """Whether a task's dispatch was decided before its manager refused jobs like it."""
+        """Return whether a task's dispatch was decided before its manager refused jobs like it."""
         view, dispatched = self.state.view_of(task), task.live_attempt.dispatched
         if view is None:
             return False
@@ -479,12 +479,12 @@ class Core:
         return record.pulls, record.started_at_once
 
     def awaits_claim(self, tag: str, index: int) -> bool:
-        """Whether a task waits until its claim is revoked, and is not unknown for that reason."""
+        """Return whether a task waits until its claim is revoked, and so is not unknown."""
         task = self.state.task_by_tag(tag, index)
         return task is not None and task.awaits_claim
 
     def defers_rows(self, cluster: str, rows: Iterable[JobStatus]) -> bool:
-        """Whether rows of a listing, or earlier rows, wait until claims are revoked."""
+        """Return whether rows of a listing, or earlier rows, wait until claims are revoked."""
         deferred = map(self.tasks.get, self.state.views[cluster].deferred_rows)
         listed = (self.state.task_by_tag(row.tag, row.task) for row in rows)
         return any(
@@ -495,7 +495,7 @@ class Core:
     def unchanged_listing_matters(
         self, cluster: str, now: float, set_aside: Collection[tuple[str, int]] = ()
     ) -> bool:
-        """Whether an unchanged listing of a cluster may still cause a decision.
+        """Return whether an unchanged listing of a cluster may still cause a decision.
 
         `set_aside`: tag and index of rows in it that cannot be used, as in `ListingReceived`.
 

@@ -104,7 +104,7 @@ class StaleAttempts:
             self._state_machine.report_duplicate(task, dispatch_id)
 
     def withdraw_all(self, task: Task, only_dispatch: int | None = None) -> bool:
-        """Withdraw all stale attempts of a task, or of one dispatch. Return whether any is new."""
+        """Withdraw all stale attempts of a task or dispatch. Return whether a withdrawal is new."""
         returned_attempts = [
             stale_attempt
             for view in self._state.views.values()

@@ -46,7 +46,7 @@ class SchedulerState:
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
         self.remainders: dict[int, Remainder] = {}  # by job: its other open tasks
-        # jobs whose remainder waits for licences: its head is in their queue, or the last one was
+        # jobs whose remainder waits for licences: its present or last head is in their queue
         self.remainders_in_line: set[int] = set()
         # tasks with a live attempt, by (job, dispatch id) and index
         self.dispatches: dict[tuple[int, int], dict[int, Task]] = {}
@@ -61,7 +61,7 @@ class SchedulerState:
         self.drains: dict[str, ClusterDrained] = {}  # also of unconfigured clusters
         self.margin_jobs: list[Job] = []  # last jobs with a deadline that could be met
         self.tuning: dict[str, TuningState] = {}  # of the self-optimising classification
-        self.cluster_info: dict[str, ClusterInfo] = {}  # last reported; also of unconfigured ones
+        self.cluster_info: dict[str, ClusterInfo] = {}  # last reports; also of removed clusters
         self.now = 0.0  # epoch seconds; time of the current event
         self.observed_seconds = 0.0  # since the start, while any cluster was up
         self.outcome = Outcome()  # of the current step
@@ -102,7 +102,7 @@ class SchedulerState:
         ]
 
     def is_open(self, job: int, index: int | None = None) -> bool:
-        """Whether a task (None: any task of the job) is open."""
+        """Return whether a task (None: any task of the job) is open."""
         remainder = self.remainders.get(job)
         if index is None:
             return job in self.open_tasks or remainder is not None
@@ -114,7 +114,7 @@ class SchedulerState:
         return len(self.open_tasks.get(job, ())) + (0 if remainder is None else len(remainder))
 
     def find_task(self, task_id: TaskId) -> Task | None:
-        """Return an open task; of a remainder, a copy of what the task would be."""
+        """Return an open task; for a task in a remainder, a copy as it would be."""
         if (task := self.tasks.get(task_id)) is not None:
             return task
         job_id, index = task_id
@@ -309,7 +309,7 @@ class SchedulerState:
         self.outcome.tuning = states
 
     def observe_placement(self, task: Task, eligible: Sequence[str], cluster: str) -> None:
-        """Add to the outcome what a cluster was chosen from."""
+        """Add the inputs of the choice of a cluster to the outcome."""
         if len(self.outcome.observed) >= MAX_OBSERVED_PER_STEP:
             self.outcome.unobserved += 1
             return

@@ -36,7 +36,7 @@ class TaskGroup:
     updated_to: str | None = None  # the reason that `outdated` tasks are to have
     limit: ScopeUse | None = None  # the limit that bars them; None: no cluster accepts them
     line_key: tuple[SortKey, int] | None = None  # of its valid entry in a line of `LimitLines`
-    awaited: Sequence[str] = ()  # clusters that lack but a place in their queues
+    awaited: Sequence[str] = ()  # clusters that lack only a place in their queues
     # of its valid entries in `PlaceLines`, by cluster
     place_keys: dict[str, SortKey] = field(default_factory=dict)
 

@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     tried: float | None = None  # set before a call whose result is unknown, until it is known
     in_last_listing: bool = False
     missing: bool = False  # from complete listings, which do not prove its absence
-    missing_since: float = 0.0  # first such listing, or the first one after its manager was silent
+    missing_since: float = 0.0  # first such listing, or the first after its manager was unreachable
     lease_expired: bool = False  # missing for so long that it holds no licences and no array slot
     last_listed: float | None = None  # last listing that contained it; set once it is not listed
     accounting_queries: int = 0  # since it is missing
@@ -68,7 +68,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     intent: Intent | None = None  # reason to withdraw it
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it
-    maybe_withdrawn: bool = False  # a withdrawal before that one may have reached its manager
+    maybe_withdrawn: bool = False  # an earlier withdrawal may have reached its manager
     # cancelled, or missing, since before any withdrawal could reach its manager
     gone_first: bool = False
     started: float | None = None  # as the manager lists it
@@ -86,7 +86,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
     yields_to: int | None = None  # id of the older dispatch that replaces it
     restarts: int = 0  # by the manager itself
     has_started: bool = False  # whether the payload ever started under this dispatch
-    # folder in which its payload claims it: `fence_dir` until the call; "": no claims
+    # folder of its payload's claim: `fence_dir` until the call; "": no claims
     fence: str = ""
     gres_choice: int | None = None  # `Job.gres_choices` that it requests; None: not recorded
     licence_choice: int | None = None  # `Job.licence_choices` that it has leased; None: none
@@ -109,11 +109,11 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
         return self.state is State.DISPATCHING and self.tried is None
 
     def accounting_query_due(self, now: float) -> bool:
-        """Whether it is missing and the next query of accounting is due."""
+        """Return whether it is missing and the next query of accounting is due."""
         return self.missing and now >= self.next_accounting_query
 
     def forget_withdrawal(self) -> None:
-        """Forget the intent to withdraw it; what was requested may still take effect."""
+        """Forget the intent to withdraw it; a call that was made may still take effect."""
         self.maybe_withdrawn |= self.withdrawal_requested is not None
         self.intent = self.target = self.withdrawal_requested = None
 
@@ -148,7 +148,7 @@ class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
 
     cluster: str
     has_started: bool = False
-    fence: str = ""  # folder in which its payload claims it
+    fence: str = ""  # folder of its payload's claim
     revoked: bool = False  # its claim is revoked: its payload can never start
     requeued: bool = False  # the task was requeued since: if it continues, it is cancelled again
     gres_choice: int | None = None  # as that of `Attempt`
@@ -196,7 +196,7 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
         return f"{self.job.id}_{self.index}" if self.job.array else str(self.job.id)
 
     def choose_licences(self, choice: int | None) -> None:
-        """Take one of the alternative licences of the job, if it has any; None: as before."""
+        """Choose among the alternative licences of the job, if it has any; None: as before."""
         self.job = self.job.with_licences(choice)
 
     @property
@@ -219,7 +219,7 @@ class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
 
     @property
     def live_attempt(self) -> Attempt:
-        """Its live attempt; the caller knows that there is one."""
+        """Return its live attempt; the caller knows that there is one."""
         assert self.attempt is not None, self
         return self.attempt
 

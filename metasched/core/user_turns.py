@@ -40,8 +40,9 @@ class UserTurns:
     for a turn. Higher levels go first; within a level users take turns; a user's tasks of equal
     priority keep their order. Turns count only while several users compete.
 
-    A place that one user alone may have uses a turn of his that may be ahead. That moves the clock,
-    and makes the others equal. Of equal users goes first who had his last turn longest ago.
+    A place that one user alone may have uses a turn of this user that may be ahead. That moves the
+    clock, and makes the other users equal. Among equal users, the longest wait since the last
+    turn goes first.
     """
 
     def __init__(self, shares: ShareRanking | None = None) -> None:

@@ -12,15 +12,15 @@ licence               licence pools, leases, counts
 limits                limits of users, groups, accounts, classes
 fair_share            the tree of shares, and reported use
 reservation           advance reservations and their states
-daily_use             what ended tasks used, summed up by day
-job_usage             use of ended tasks, asked of accounting
+daily_use             use of ended tasks, by day
+job_usage             use of ended tasks, queried from accounting
 report_figures        figures of reports: headings, texts, plots
 survey                nodes and reservations as managers list them
 reservation_request   requests for reservations, and the offers of a cluster
 calendar              acts that recur
 audit                 audit records and their kinds
 mail, mail_types      mails that the owner of a job wants
-notice                what a mail or webhook reports
+notice                a fact that a mail or webhook reports
 stored_names          stored spellings of renamed fields
 """
 
@@ -44,7 +44,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name on first use (PEP 562): most importers need one module."""
+    """Load a public name on first use (PEP 562): most importers need a single module."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

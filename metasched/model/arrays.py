@@ -50,7 +50,7 @@ class JobArray:
         }
 
 
-@lru_cache(maxsize=16)  # repeated calls: the tasks of a job start one by one
+@lru_cache(maxsize=16)  # repeated calls: the tasks of a job start singly
 def parse_array(text: str) -> JobArray:
     """Parse a range of tasks. Raises ParseError for a bad range or more than MAX_TASKS tasks."""
     ranges, percent, limit_text = text.strip().partition("%")
@@ -103,7 +103,7 @@ class FoldedIndices:
         self._runs: list[range] = []
 
     def add(self, indices: range) -> None:
-        """Add indices, at least one, above all others."""
+        """Add indices above all others; `indices` is not empty."""
         if len(indices) == 2 and indices.step > 1:  # written singly: each may belong to a run
             self.add(indices[:1])
             indices = indices[1:]
@@ -123,7 +123,7 @@ class FoldedIndices:
 
 
 def _continues(run: range, indices: range) -> bool:
-    """Whether indices are a run together with a run before them."""
+    """Return whether indices are a run together with a run before them."""
     step = indices[0] - run[-1]
     return all(len(part) == 1 or part.step == step for part in (run, indices))
 

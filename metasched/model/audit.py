@@ -75,7 +75,7 @@ class AuditKind(StrEnum):
 
 
 Severity = Literal["info", "warning", "error"]
-# Who sees a kind besides operators: everybody, the owner of the job, reservation or token, nobody
+# Who sees a kind besides operators: all users, the owner of the job, reservation or token, none
 Audience = Literal["all", "owner", "operators"]
 
 

@@ -106,8 +106,8 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""  # account; "": the site
     made_by: str = ""  # account that requested a series for `owner`
     made: float
-    grace: float  # seconds by which a run may be late; later it is skipped
-    lead: float = 0.0  # seconds by which a series reserves before the start
+    grace: float  # most seconds that a run may be late; later it is skipped
+    lead: float = 0.0  # seconds before the start at which a series reserves
     until: float | None = None  # no occurrence is later
     # nominal time of the next run; of a series, the start of the next occurrence to reserve.
     # None: there is none any more
@@ -125,7 +125,7 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.act, Reserve)
 
     def describe(self) -> str:
-        """Return what it does, in a few words."""
+        """Describe its effect in a few words."""
         match self.act:
             case DrainCluster():
                 return f"drain {self.act.cluster}"

@@ -23,11 +23,11 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     adapter: str
     benchmark: float = 1.0  # speed of a processor relative to the other clusters
     filesystems: tuple[str, ...] = ()  # mounted there, below "/"; empty: every path can be used
-    # mounted there under a name that is another filesystem on the submit host -> which one it is
+    # names that mean another filesystem there than on the submit host -> the filesystem there
     other_filesystems: Mapping[str, str] = msgspec.field(default_factory=dict)
     max_tasks_per_dispatch: int = 1000  # of an array
-    # tasks of all users on the way to its manager, without an answer; but each user may have those
-    # of one dispatch; None: any number
+    # most tasks of all users on the way to its manager, without an answer; each user may always
+    # have the tasks of one dispatch; None: any number
     max_unanswered: int | None = 1000
     # tasks of all users that wait there, the others wait in metasched, see `ScopeLimits`; 0: by
     # its size, see `ClusterView.queue_depth`; None: any number
@@ -38,7 +38,7 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     # metasched's account -> user, or "*" for all others -> the manager's account
     user_accounts: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     move_after: float | None = None  # seconds without answer before unstarted tasks move; None: off
-    fence_dir: str = ""  # shared folder in which payloads claim their attempts; "": no claims
+    fence_dir: str = ""  # shared folder for the claims of payloads; "": no claims
     supports_reservations: bool = False  # whether its manager can reserve nodes
     reserves_for_accounts: bool = False  # whether it can reserve them for jobs of accounts
     takes: Literal["both", "jobs", "reservations"] = "both"  # jobs without reservation, or within
@@ -46,7 +46,7 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     lead: float = 60.0  # seconds
     guard: float = 60.0  # seconds that jobs hold nodes after their limits; used if not reported
     granularity: float = 1.0  # seconds; the manager rounds limits up to multiples
-    start_delay: float = 30.0  # seconds in which its manager starts a new job that can start
+    start_delay: float = 30.0  # most seconds until its manager starts a new job that can start
     # licence -> the manager's feature of the machines that can use it; unlisted: all machines
     licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
     job_options: tuple[str, ...] = ()  # those of `ManagerOptions` that its adapter supports
@@ -160,7 +160,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The planned start of the head of a queue, and what it leaves to jobs that then still run."""
+    """The planned start of a queue's head, and the resources left to jobs that still run then."""
 
     start: float  # epoch seconds; inf: the manager does not know it
     partitions: tuple[Partition, ...]  # free processors of nodes, now and at the start
@@ -179,7 +179,7 @@ class UserAccounts(msgspec.Struct, frozen=True, kw_only=True):
     """The accounts that a user may charge on a cluster. Names are in lower case."""
 
     default: str = ""  # charged by jobs that name no account; "": none, or unknown
-    # by account: the partitions in which it may be charged, empty: in all; not reported where
+    # partitions that may charge an account, by account; empty: all; not reported where
     # associations are not required
     accounts: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 

@@ -29,7 +29,7 @@ class ShareAccount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     other_users: float | None = None  # weight of each other user; None: others may not charge it
 
     def admits(self, user: str) -> bool:
-        """Whether a user may charge it."""
+        """Return whether a user may charge it."""
         return user in self.users or self.other_users is not None
 
 
@@ -70,7 +70,7 @@ class ShareTree(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def _check_weights(
     owner: str, users: Iterable[tuple[str, float]], *keys: tuple[str, float]
 ) -> None:
-    """ValueError if some weight is not a number above 0."""
+    """Raise ValueError if some weight is not a number above 0."""
     for name, weight in (*((f'user "{user}"', weight) for user, weight in users), *keys):
         if not (math.isfinite(weight) and MIN_WEIGHT <= weight <= MAX_WEIGHT):
             raise ValueError(
@@ -79,7 +79,7 @@ def _check_weights(
 
 
 def _check_cycles(accounts: Mapping[str, ShareAccount]) -> None:
-    """ValueError if some account is above itself."""
+    """Raise ValueError if some account is above itself."""
     below_root: set[str] = {ROOT}
     for name in accounts:
         path: list[str] = []
@@ -120,5 +120,5 @@ class ShareUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decayed(used: float, seconds: float, half_life: float) -> float:
-    """Return what is left of a use after some seconds; time that runs backwards adds nothing."""
+    """Return a use after some seconds of decay; time that runs backwards adds nothing."""
     return used * math.exp2(-seconds / half_life) if seconds > 0 else used

@@ -15,7 +15,7 @@ _MAX_AMOUNT = 2.0**53  # processor-seconds that a record can plausibly have
 
 
 class UseQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon asks for: use after a cursor, except that of its own jobs."""
+    """A query for the use of other jobs than metasched's, after a cursor."""
 
     cursor: str = ""  # of the answer before; "": there is none
     since: float  # epoch seconds; earlier use is not wanted
@@ -36,9 +36,9 @@ _CLOCK_TOLERANCE = 2.0  # seconds; managers report whole seconds
 class UseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The use of a span of time."""
 
-    rows: tuple[ForeignUse, ...] = ()  # one for each user and account
+    rows: tuple[ForeignUse, ...] = ()  # by user and account
     cursor: str = ""  # position after the last of it
-    until: float = 0.0  # epoch seconds up to which this and earlier answers report the use
+    until: float = 0.0  # end of the use in this and earlier answers, in epoch seconds
     more: bool = False  # further use can be queried at once
     set_aside: int = 0  # records that cannot be read
     defect: str = ""  # why the first of them cannot be read

@@ -1,7 +1,7 @@
 """Tokens that jobs make for calls of the daemon. Pure.
 
 A token is `TAG.TASK.KEY.SECRET`. The key is the secret part of the name of the dispatch's claims
-folder, which only its script tells. The job makes the secret when it starts.
+folder, which only its script names. The job makes the secret when it starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ended tasks used: the daemon's question to a manager's accounting, and the answer. Pure."""
+"""Use of ended tasks: the daemon's query to a manager's accounting, and the answer. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class EndedRun(msgspec.Struct, frozen=True):
-    """An attempt that ran and ended, of which no use is stored."""
+    """An attempt that ran and ended, without a stored use."""
 
     job: int
     task: int  # index in the array
@@ -17,7 +17,7 @@ class EndedRun(msgspec.Struct, frozen=True):
 
 
 class RunUsage(msgspec.Struct, frozen=True):
-    """What a run used; None: its manager does not report it."""
+    """The use of a run; None: its manager does not report it."""
 
     cpu_seconds: float | None = None
     max_memory: int | None = None  # MiB

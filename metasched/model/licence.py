@@ -140,7 +140,7 @@ class LicencePeriod(NamedTuple):
     waiting: int  # the most
 
     def merged(self, other: LicencePeriod) -> LicencePeriod:
-        """Return the extreme figures of both; the begin is that of this one."""
+        """Return the extreme figures of both periods, with the begin of this period."""
         busiest = max(self, other, key=lambda period: period.leased + period.outside)
         free = [period.free for period in (self, other) if period.free is not None]
         totals = [period.total for period in (self, other) if period.total is not None]

@@ -1,4 +1,4 @@
-"""Limits of what users, groups, accounts, classes and all together may take. Pure.
+"""Limits on the resources of users, groups, accounts, classes, and of all together. Pure.
 
 Admission limits refuse a submission: `open_tasks`, `queued`, `stored_bytes`. Dispatch limits let
 tasks wait: `dispatched`, `running`, `processors`, `licences`.
@@ -151,7 +151,7 @@ def dispatch_demand(resource: str, job: Job) -> int:
 
 
 def describe_resource(resource: str) -> str:
-    """Return the plural of what a limit counts."""
+    """Return the plural of a limit's unit."""
     if resource.startswith(LICENCE):
         return f"tokens of licence {resource.removeprefix(LICENCE)}"
     return {

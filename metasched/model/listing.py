@@ -33,7 +33,7 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
     cpu_seconds: float | None = None
     max_memory: int | None = None  # MiB
     restarts: int = 0  # by the manager itself
-    restart_held: bool = False  # restarted, and held at its manager: somebody decides there
+    restart_held: bool = False  # restarted, and held at its manager until an admin releases it
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
     expected: float | None = None  # epoch seconds; start that the manager expects
 
@@ -73,7 +73,7 @@ class ListedQueue(msgspec.Struct, frozen=True):
 class QuarantinedRow(msgspec.Struct, frozen=True):
     """A row of a listing that is set aside: its task is present, but its status is unusable.
 
-    What the row leaves open is never taken as absent. Only a manager can leave the tag open: the
+    A task that the row may describe is never absent. Only a manager can leave the tag open: the
     owner of a job cannot change how its row is delimited.
     """
 
@@ -116,7 +116,7 @@ class PolicyExclusions(msgspec.Struct, frozen=True):
     """The passes of a local policy that FCFS decided in its place."""
 
     passes: int  # since the start of the worker
-    excluded: bool  # whether the last pass is one of them
+    excluded: bool  # whether the last pass was decided by FCFS
     reason: str  # of the last of them; "": there is none
 
 

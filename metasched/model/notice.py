@@ -1,4 +1,4 @@
-"""What a mail or webhook reports. Pure. Times are epoch seconds."""
+"""Facts that mails and webhooks report. Pure. Times are epoch seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGEST: Final = "digest"  # stands for other mails: `Notice.counts`
 ALERTS: Final = "alerts"  # in a configuration: `ALERT_KINDS`
 # Reports of failed notifications would cause others.
 UNREPORTED: Final = frozenset({AuditKind.NOTIFICATION_FAILED, AuditKind.NOTIFICATION_UNCERTAIN})
-# Those about a job or reservation of a user are none: one user could hide the others.
+# Notices about a job or reservation of a user are none: one user could hide those of others.
 ALERT_KINDS: Final = frozenset(
     kind.value
     for kind, info in KINDS.items()
@@ -50,7 +50,7 @@ class DeliveryState(StrEnum):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fact that is reported. `kind`: one of the above, or that of an audit record."""
+    """A fact that is reported. `kind`: a kind above, or the kind of an audit record."""
 
     kind: str
     time: float

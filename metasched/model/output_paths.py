@@ -36,7 +36,7 @@ def check_pattern(pattern: str) -> None:
 def expand_job_fields(
     pattern: str, job: int, array: bool, name: str, user: str, directory: str
 ) -> str:
-    """Return the absolute path, in which only `%a`, `%N`, `%%` and `%j` of an array remain."""
+    """Return the absolute path; only `%a`, `%N`, `%%` and `%j` of an array remain in it."""
     from pathlib import PurePosixPath
 
     def replacement(match: re.Match[str]) -> str:
@@ -79,12 +79,12 @@ def split_at_node(path: str, index: int, number: int) -> list[str]:
 
 
 def varies_by_task(path: str) -> bool:
-    """Whether a path from `expand_job_fields` differs between tasks."""
+    """Return whether a path from `expand_job_fields` differs between tasks."""
     return any(match[2] in ("a", "j") for match in re.finditer(_PATTERN, path))
 
 
 def has_task_number(path: str) -> bool:
-    """Whether a path from `expand_job_fields` has the number of a task, which managers ignore."""
+    """Return whether a path from `expand_job_fields` has a task number, which managers ignore."""
     return any(match[2] == "j" for match in re.finditer(_PATTERN, path))
 
 

@@ -1,4 +1,4 @@
-"""A version of the policy: what was in force from an event on, who put it there, and why. Pure."""
+"""A version of the policy: its text, the event that put it in force, its author and why. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PolicyChange(StrEnum):
 class PolicyVersion:
     """A version. Texts but `text` are single lines of bounded length."""
 
-    number: int  # from 1, in the order in which they came into force
+    number: int  # from 1, in the order of coming into force
     time: float  # epoch seconds
     change: PolicyChange
     by: str  # operator, or owner of the file; "": the calendar

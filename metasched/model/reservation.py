@@ -86,7 +86,7 @@ class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=Tr
     users: tuple[str, ...] = ()  # accounts, besides the owner, whose jobs may run in it
     # accounts of accounting whose jobs alone may run in it, of any user; empty: those of the users
     accounts: tuple[str, ...] = ()
-    series: int | None = None  # id of the series of which it is an occurrence
+    series: int | None = None  # id of its series, if it is an occurrence
 
     @property
     def until(self) -> float:

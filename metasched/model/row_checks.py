@@ -1,7 +1,7 @@
 """Checks of the rows that managers report, before they reach the core. Pure.
 
-Owners of jobs control parts of a row. A row is checked before it changes anything: what the core
-cannot use, or a database cannot store, sets the row aside and no other.
+Owners of jobs control parts of a row. A row is checked before it changes anything. A value that
+the core cannot use, or a database cannot store, sets this row aside and no other.
 """
 
 from __future__ import annotations

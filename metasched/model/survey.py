@@ -1,4 +1,4 @@
-"""What a manager reports about its nodes over time and about its reservations. Pure.
+"""A manager's report about its nodes over time and about its reservations. Pure.
 
 Times are seconds since the epoch.
 """
@@ -27,7 +27,7 @@ class NodeUsage:
 
 @dataclass(frozen=True)
 class ProcessorPool:
-    """Units (processors or cores) over which one reservation may spread."""
+    """Units (processors or cores) that one reservation may span."""
 
     nodes: tuple[str, ...]  # all are up
     size: int  # units
@@ -72,7 +72,7 @@ class Survey(msgspec.Struct, rename=STORED_FIELDS["Survey"], frozen=True):
 class ReservationSpec:
     """A reservation to create at a manager: exactly `nodes`, or `size` units of a pool.
 
-    The manager kills what runs in it at `end`.
+    The manager kills its running jobs at `end`.
     """
 
     name: str

@@ -48,8 +48,8 @@ def tag_job(tag: str) -> int | None:
 class Instances:
     """The names that a database has had. A restored backup gets a new name.
 
-    Each name has the dispatch ids from its first until the first of the next name. So a dispatch id
-    tells the tag, and a dispatch after the backup is none of the restored database.
+    Each name has the dispatch ids from its first id until the first id of the next name. So a
+    dispatch id determines the tag. A dispatch after the backup is none of the restored database.
     """
 
     def __init__(self, first_dispatches: Mapping[str, int]) -> None:
@@ -62,7 +62,7 @@ class Instances:
         )
 
     def is_former(self, dispatch_id: int) -> bool:
-        """Whether a dispatch is in the backup from which the database was restored."""
+        """Return whether a dispatch is in the backup from which the database was restored."""
         return dispatch_id < self.first_dispatch
 
     def tag_of(self, job: int, dispatch_id: int) -> str:

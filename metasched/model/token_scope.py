@@ -1,4 +1,4 @@
-"""What a token allows."""
+"""Scopes of access tokens: the requests that a token allows."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ class TokenScope(StrEnum):
     USER_SESSION = "user_session"  # of a browser, with the rights of the token that opened it
 
 
-# by the scope of what a browser shows: the scope of the session that it opens
+# the scope of a browser's session, by the scope of the credential that opens it
 OPENED_SESSIONS = {
     TokenScope.LINK: TokenScope.SESSION,
     TokenScope.USER: TokenScope.USER_SESSION,

@@ -10,7 +10,7 @@ class TuningState(msgspec.Struct, frozen=True):
 
     parameter: str  # key of `[self_optimising]`
     configuration: tuple[float, ...]
-    # what was classified and its class, oldest first: see `TunableStrategy.item`
+    # classified items with their classes, oldest first: see `TunableStrategy.item`
     history: tuple[tuple[tuple[float, ...], int], ...] = ()
 
 

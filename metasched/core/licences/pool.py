@@ -53,7 +53,7 @@ class PoolState:
     slots_cache_key: tuple[int, float] = (-1, 0.0)  # (version, time) of `slots`
     # free tokens over time; cached
     slots: dict[tuple[int | None, bool, float], TokenSlots] = field(default_factory=dict)
-    short_slots: TokenSlots | None = None  # those within windows that lack tokens; cached with it
+    short_slots: TokenSlots | None = None  # slots within windows that lack tokens; cached with it
 
     total: int | None = None  # as configured, or set by an operator; at most the server's total
     outside: int = 0  # use outside metasched: the larger of the managers' and the server's figure
