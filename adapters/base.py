@@ -4,8 +4,8 @@ An adapter is a single object in a worker process, called by a single thread, a 
 `concurrent_owners`, other threads call `submit` and `withdraw_all` meanwhile in site mode. A
 thread of its own calls `query_foreign_use`, `query_usage` and `read_shares` beside all other
 calls. An adapter keeps no state that matters: after a crash a new adapter of the same instance
-continues from the manager's own records. Every task that it submits carries a tag by which it is
-found again; native ids are never trusted alone, since managers re-issue them.
+continues from the manager's own records. Every task that it submits carries a tag, which
+identifies it later. Native ids are never trusted alone, since managers re-issue them.
 
 An author implements `Adapter`, registers it under the entry-point group `metasched.adapters`,
 and runs tests/contract against it.
@@ -84,7 +84,7 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     exports_job_id: bool = False
     # with `exports_job_id`: no native job has such ids, so the drop-in commands come first
     has_drop_ins: bool = True
-    # by which commands in the tasks find the daemon; empty: they have those of the submission
+    # variables that lead commands in the tasks to the daemon; empty: those of the submission
     daemon_variables: Mapping[str, str] = msgspec.field(default_factory=dict)
     makes_token: bool = False  # with a fence: each task makes a token for calls of the daemon
     prologue: str = ""  # of the site, lines of sh that run before the script
@@ -149,7 +149,7 @@ class ManagerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def least_clock_lead(reported: float, asked_at: float, answered_at: float) -> float:
-    """Return the seconds by which another clock certainly leads this host's; negative: lags.
+    """Return the certain lead of another clock over this host's, in seconds; negative: it lags.
 
     It reported whole seconds (epoch) between `asked_at` and `answered_at` (epoch seconds of this
     host). The delay of an answer is no difference.

@@ -32,7 +32,7 @@ class CommandResult:
 
     @property
     def error_message(self) -> str:
-        """The standard error in one line."""
+        """The standard error as a single line."""
         return _single_line(self.stderr)
 
 

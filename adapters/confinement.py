@@ -45,10 +45,10 @@ def confined_environment() -> dict[str, str]:
 
 
 def confine() -> None:
-    """Give up what the code of other packages does not need, for good. Call it before any import.
+    """Give up for good all rights that code of other packages does not need; call before imports.
 
-    What it prints is lost. The process ends with its parent, which writes to descriptor 0. Raises
-    SystemExit if the parent has ended.
+    Output of that code is lost. The process ends with its parent, which writes to descriptor 0.
+    Raises SystemExit if the parent has ended.
     """
     die_with_parent()
     parent = select.poll()

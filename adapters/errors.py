@@ -14,7 +14,7 @@ class AdapterError(Exception):
      +-- Refused       certainly not carried out: the manager rejected the request
      +-- Unreachable   perhaps carried out: search for the tag before a retry
           +-- SiteFault     certainly not carried out: a fault of the site, for all users alike
-          +-- PartlySubmitted  a submission of which some tasks are certainly not queued
+          +-- PartlySubmitted  some tasks of a submission are certainly not queued
     """
 
 

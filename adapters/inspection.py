@@ -37,7 +37,7 @@ class InspectionRequest(msgspec.Struct, frozen=True):
 
 
 class InspectionReport(msgspec.Struct, frozen=True):
-    """What was found, or why nothing could be."""
+    """The result of an inspection, or why it failed."""
 
     state: ManagerState | None = None
     error: str = ""  # why there is no `state`

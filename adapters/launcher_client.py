@@ -27,9 +27,9 @@ from metasched.adapters.errors import Refused, SiteFault, Unreachable
 PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
-# Of the time of a call that executes several commands: what must remain to start another one
+# A call that executes several commands starts another only if so many seconds of its time remain
 RESERVED_TIME = 0.25
-MAX_LOGGED_TAGS = 50  # of one request, for the launcher's log
+MAX_LOGGED_TAGS = 50  # of a request, for the launcher's log
 
 # `deadline`: monotonic seconds, None: no deadline; `job`: tags of the jobs that it works for
 _thread = threading.local()

@@ -13,8 +13,8 @@ from metasched.adapters.interpreter import exec_lines
 def with_prologue(submission: Submission) -> Submission:
     """Return the submission with a script that runs its prologue, then the user's script.
 
-    The prologue sees the arguments of the script. What it prints goes to the job's output; its
-    `exit` ends the job.
+    The prologue sees the arguments of the script. Its output goes to the job's output; its `exit`
+    ends the job.
     """
     if not submission.prologue:
         return submission

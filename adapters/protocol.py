@@ -79,7 +79,7 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     chained: bool = False
     withdrawals: tuple[Withdrawal, ...] = ()  # of withdraw
     full: bool = False  # of poll: report the whole listing, not the changes
-    # of poll: the cursor up to which the ends of tasks are stored, where a whole listing begins;
+    # of poll: the cursor behind the stored ends of tasks, where a whole listing begins;
     # None: a daemon that knows no cursors
     cursor: str | None = None
     # of poll: `Adapter.update_licence_demand`

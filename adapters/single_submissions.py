@@ -1,4 +1,4 @@
-"""Submission of tasks one by one, within the time of a call. See `PartlySubmitted`."""
+"""Submission of single tasks, within the time of a call. See `PartlySubmitted`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script written for Slurm finds on clusters of other managers: variables, `srun`. Pure."""
+"""Slurm's variables and `srun` for scripts on clusters of other managers. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def batch_variables(submission: Submission, cluster: str, cpus: int) -> dict[str, str]:
-    """Return variables that sbatch's manual promises, for a job on one node with `cpus` processors.
+    """Return variables that sbatch's manual promises, for a job on a node with `cpus` processors.
 
     Empty for scripts that see no id of metasched as Slurm's. With `first_id` the drop-in `srun`
     comes first on the PATH.

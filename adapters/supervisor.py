@@ -1,6 +1,6 @@
 """One small process per job of a `local` cluster: runs the job, enforces limits, records its end.
 
-It imports the standard library only. `python -I -S supervisor.py` is a fork server. It forks one
+It imports the standard library only. `python -I -S supervisor.py` is a fork server. It forks a
 supervisor for each job folder named on its standard input (NUL-terminated paths). It replies with
 a line "pid start" on its standard output. An interpreter per job instead of a fork would take ten
 times the start-up time and four times the memory. Supervisors outlive the fork server and its
@@ -92,7 +92,7 @@ def claim(folder: str, record: str) -> bool:
 def _write_durably(
     folder: str, draft: str, name: str, text: str, move: Callable[[str, str], None]
 ) -> bool:
-    """Write `text` to a file, give it its name in one step, and sync both to disk.
+    """Write `text` to a file, rename it atomically, and sync both to disk.
 
     The file is synced only after the move: a disk takes milliseconds for each sync. A reader must
     therefore recognise a record that a loss of power has truncated.
@@ -489,7 +489,7 @@ def run_fork_server() -> None:
             try:
                 os.write(1, f"{_handle_request(request)}\n".encode())
             except BrokenPipeError:
-                return  # the adapter has died; the next one finds the supervisors by their claims
+                return  # the adapter has died; the next adapter finds supervisors by their claims
 
 
 def _run_supervisor(folder: str) -> None:

@@ -272,7 +272,7 @@ class AdapterHost:
 
 
 def _has_lost_tasks(call: WorkerCall, reply: WorkerReply) -> bool:
-    """Whether it is unknown of some task of a submit whether it is queued."""
+    """Return whether it is unknown of some task of a submit whether it is queued."""
     if reply.error == "partial" and call.submission is not None:
         return len(reply.native_ids) + len(reply.untried) < len(call.submission.indices)
     return reply.error not in ("", "refused")

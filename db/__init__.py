@@ -4,22 +4,22 @@
     content      scripts and environments                         by digest; jobs refer to it
     job          job as submitted; `changed`: as modified since   primary key
     task         state of each task of a job                      checks: state; `ended` iff final
-    attempt      each try in a manager; also the outbox           one live attempt per task
+    attempt      each try in a manager; also the outbox           a single live attempt per task
     licence      tokens of each licence, total and leased         check: leased within the total
-    lease        current and past leases of tokens                one live lease per task
+    lease        current and past leases of tokens                a single live lease per task
     reservation  advance reservations and their windows           checks: window, size, state
     dependency   jobs that wait for the end of other jobs         primary key
     event        inputs of the core, in order                     append-only; replayable
     change       story: each state change with its cause          append-only; refers to its event
-    audit        who did what, and what happened                 append-only; id grows with the time
-    daily_use    what ended tasks used, by day and user           primary key: the day and whose use
+    audit        acts and conditions, with their actors          append-only; id grows with the time
+    daily_use    use of ended tasks, by day and user              primary key: the day and whose use
     period_use   sums of it over closed days and months, by key   valid with the row by no key
     licence_sample  figures of licences over time                 primary key: licence and time
     outbox       mails and events of webhooks                     checks: state; `ended` iff over
     limit_mail   shares of time limits that were mailed           primary key: the run and share
     cluster      last lasting information of each cluster         primary key
     drain        clusters that operators keep closed              primary key
-    calendar     acts that recur, and the next run of each        one entry of a name
+    calendar     acts that recur, and the next run of each        primary key: the name
     policy_version  policies that were in force, with their authors   primary key: the number
     shadow       the candidate policy beside the one in force     primary key: the number
     shadow_decision  its last decisions, beside those in force    primary key

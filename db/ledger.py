@@ -669,7 +669,7 @@ class Ledger(Writer):
     def open_session(self, opener: str, secret: str, now: float, lifetime: float) -> str | None:
         """Store the hash of a new session of a browser; return its user.
 
-        `opener` is the secret of a one-time link, which is used up by that, or of a user's token.
+        `opener` is the secret of a one-time link, which is used up, or of a user's token.
         None, and nothing is stored, unless it is valid at `now` (epoch seconds). TooManySignIns if
         the user signs in too often. Of too many sessions the oldest end.
         """

@@ -1,6 +1,6 @@
-"""Versions of the policy in SQL, each with the event by which it came into force.
+"""Versions of the policy in SQL, each with the event that put it in force.
 
-`store` works in the transaction of that event: no crash leaves one without the other.
+`store` works in the transaction of that event: a crash leaves both or neither.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metasched.db.recovery import EVENT_TYPES
 from metasched.db.schema import change, event, job, policy_version
 from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
 
-MAX_VERSIONS = 1000  # rows; older ones are deleted
+MAX_VERSIONS = 1000  # rows; older versions are deleted
 _PORTION = 16  # rows that are read at a time
 
 
@@ -75,8 +75,8 @@ def read_history(connection: Connection) -> PolicyHistory:
 class DecisionsOfTask(NamedTuple):
     """What decided about a task, as far as it is recorded."""
 
-    priority: int | None  # version by which it has its priority
-    placement: int | None  # version by which it has its last place
+    priority: int | None  # version that decided its priority
+    placement: int | None  # version that decided its last placement
     cause: str = ""  # of its last dispatch; "": none
 
 

@@ -30,7 +30,7 @@ EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in g
 ATTEMPT_FIELDS = {
     f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
 }
-# all rows at once take more memory than what is made of them, and the process keeps that
+# all rows at once take more memory than the objects made of them, and the process keeps that
 _IN_PORTIONS = {"yield_per": 1000}
 _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
 
@@ -102,7 +102,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
             execution_options=_IN_PORTIONS,
         )
     }
-    # apart from the tasks: an array has many, and one text
+    # apart from the tasks: the tasks of an array share a text
     spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     jobs = {
         row.id: (msgspec.json.decode(row.spec, type=Job), row.priority)
@@ -203,7 +203,7 @@ def target_summary(connection: Connection, target: DependencyTarget) -> TargetSu
                 _SAME_TASK,
                 attempt.c.number == task.c.attempts,
                 attempt.c.ended == task.c.ended,
-                # of equal times: what was cancelled in metasched had ended otherwise before
+                # of equal times: a task cancelled in metasched had ended otherwise before
                 or_(task.c.state != State.CANCELLED, attempt.c.state == State.CANCELLED),
             ),
         )

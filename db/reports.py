@@ -112,7 +112,7 @@ class ReportQuery:
 
     @property
     def ranked_key(self) -> ReportKey | None:
-        """The key of which only the largest values have rows of their own; None: all have."""
+        """The key with rows for its largest values only; None: all values have rows."""
         names = (key for key in self.by if key not in TIME_KEYS)
         return None if self.largest is None else next(names, None)
 
@@ -261,7 +261,7 @@ def _read_sums(
     key: ReportKey | None = None,
     values: Sequence[str] = (),
 ) -> list[Row]:
-    """Return the sums by the keys of a query; of some values of a key, if one is named."""
+    """Return the sums by the keys of a query; for some values of a key, if it is named."""
     table = _source(connection, query)
     conditions = _of_period(query, table)
     if key is not None:

@@ -48,7 +48,7 @@ class Overbooked(Exception):
 
 
 def store(connection: Connection, outcomes: Iterable[Outcome]) -> None:
-    """Store changed reservations. Overbooked if a new one overlaps with another."""
+    """Store changed reservations. Overbooked if a new reservation overlaps with another."""
     latest = {id: changed for out in outcomes for id, changed in out.reservations.items()}
     if not latest:
         return

@@ -345,7 +345,7 @@ share_use = Table(
 
 
 def _use_key() -> list[Column[Any]]:
-    """Return the columns of `UseKey`, the first ones of a primary key."""
+    """Return the columns of `UseKey`, which begin a primary key."""
     names = ("cluster", "user", "account", "user_group", "user_class")
     day: Column[Any] = Column("day", Int64, primary_key=True, autoincrement=False)
     return [day, *(Column(name, SafeText, primary_key=True) for name in names)]
@@ -619,7 +619,7 @@ Index(
 # Acts of operators, and changes of clusters, licences, policy, reservations and jobs: see
 # `model.audit`. Ids grow with the time: microseconds since the epoch, or the last id plus 1.
 # So a range of times is a range of ids, and each index has one column of a filter and the id.
-# `owner`: whom a record concerns; '': everybody may see it; null: operators only.
+# `owner`: the user whom a record concerns; '': all users may see it; null: operators only.
 audit = Table(
     "audit",
     metadata,
@@ -692,8 +692,8 @@ audit_condition = Table(
     Column("value", SafeText, nullable=False),
 )
 
-# Versions of the policy; the newest is in force. `event`: by which it came into force; so a change
-# of a task was decided by the newest version whose event is not later.
+# Versions of the policy; the newest is in force. `event` put it in force. So a change of a task was
+# decided by the newest version whose event is not later.
 policy_version = Table(
     "policy_version",
     metadata,

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, delete, func, or_, select, update
 
 from metasched.db.schema import token
 
-# Each scope counts by itself: whoever has a stolen token ends no session of a link.
+# Each scope counts by itself: the thief of a token ends no session of a link.
 MAX_OPEN = 20  # sessions of an account; the oldest ends
 MAX_SIGN_INS = 60  # of an account in `PERIOD`
 PERIOD = 3600.0  # seconds

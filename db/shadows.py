@@ -16,7 +16,7 @@ from metasched.db.schema import job, shadow, shadow_decision
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowDecision, ShadowGroup
 
-MAX_DECISIONS: Final = 100_000  # rows; older ones are deleted
+MAX_DECISIONS: Final = 100_000  # rows; older decisions are deleted
 
 
 def read(connection: Connection) -> Shadow | None:

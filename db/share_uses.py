@@ -16,7 +16,7 @@ from metasched.model.fair_share import ShareTree, ShareUse
 
 
 def store(connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]) -> None:
-    """Store the changed uses, and what the reports among the events bring."""
+    """Store the changed uses, and the uses that the reports among the events add."""
     changed: dict[tuple[str, str], ShareUse | None] = {}
     for event, outcome in steps:
         changed |= outcome.share_uses

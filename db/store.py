@@ -74,7 +74,7 @@ class WriterLock:
         """Note that this daemon was active at `asked`, in seconds of `boot_time`."""
 
     def may_act(self, process: str) -> bool:
-        """Whether the process of a former daemon may still run, and its workers with it."""
+        """Return whether the process of a former daemon may still run, and its workers with it."""
         return False
 
     @property
@@ -257,7 +257,7 @@ class Database(ABC):
             )
 
     def _require_here(self, revision: str | None) -> None:
-        """StoreError if the ledger was moved away."""
+        """Raise StoreError if the ledger was moved away."""
         if revision is not None and revision.startswith(MOVED):
             raise StoreError(
                 f"{self} was moved to another database by `metasched db move`; name that one in "

@@ -55,7 +55,7 @@ _FIND = select(submission_key.c.body, submission_key.c.answer, submission_key.c.
 
 
 def store(connection: Connection, receipt: Receipt) -> None:
-    """Store a receipt; it replaces one of the same key whose lifetime is over."""
+    """Store a receipt; it replaces an expired receipt of the same key."""
     key = receipt.key
     row = {"user": key.user, "key": key.key, "body": key.body, "created": receipt.time}
     row["answer"] = msgspec.json.encode(receipt.answer()).decode()

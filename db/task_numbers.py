@@ -23,7 +23,7 @@ def replace_numbers(
 ) -> list[TaskSelector]:
     """Return the selectors with tasks in the place of their numbers.
 
-    Arrays with lower ids than `first_id` may be of a release in which an array had a single id.
+    Arrays with ids below `first_id` may be of a release that gave an array a single id.
     With `visible_to`, tasks of other users have no numbers.
     """
     numbers = sorted({id for id, index in selectors if index is None and id >= first_id})

@@ -15,7 +15,7 @@ from metasched.core.events import CoreEvent, JobSubmitted, Outcome
 from metasched.db.schema import change, tuning, tuning_change
 from metasched.model.tuning import TuningChange, TuningState
 
-MAX_CHANGES = 1000  # rows; older ones are deleted
+MAX_CHANGES = 1000  # rows; older changes are deleted
 
 
 class RecordedChange(NamedTuple):

@@ -44,10 +44,10 @@ class Writer(Queries):
         self.taken_over = 0.0
 
     def _note_commit(self) -> None:
-        """The writes are stored."""
+        """Note that the writes are stored."""
 
     def _forget_failed(self) -> None:
-        """The writes are not stored."""
+        """Note that the writes are not stored."""
 
     def close(self) -> None:
         """Close the connection."""

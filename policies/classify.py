@@ -213,7 +213,7 @@ class Classifier:
     def classify(self, job: Job) -> tuple[int, list[HeuristicContribution]]:
         """Return the priority that the job would get now and its breakdown.
 
-        Jobs with equal contributions share one cached result.
+        Jobs with equal contributions share a cached result.
         """
         contributions = tuple(
             [heuristic.contribution(job) for heuristic in self._ordered_heuristics]
@@ -273,5 +273,5 @@ class Classifier:
 
 
 def cannot_meet_deadline(job: Job) -> bool:
-    """Whether the deadline is missed even if the job starts at its submission."""
+    """Return whether the deadline is missed even if the job starts at its submission."""
     return job.margin is not None and job.margin <= 0

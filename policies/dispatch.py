@@ -39,7 +39,7 @@ class ClusterLoad(NamedTuple):
 class LoadArrays(NamedTuple):
     """What `LoadOrdering.choose` compares: rows by priority, a column per cluster."""
 
-    loads: tuple[tuple[float, ...], ...]  # one row if all priorities share it
+    loads: tuple[tuple[float, ...], ...]  # by priority; a single row if all priorities share it
     counts: tuple[tuple[int, ...], ...]
 
 
@@ -47,7 +47,7 @@ class LoadOrdering:
     """Load and Ordering over `clusters`, in the order of the site: the most powerful first.
 
     Per cluster and priority it holds the work (`estimated * benchmark`) and the number of jobs that
-    are assigned and not yet started, with that priority or a higher one. An assignment costs
+    are assigned and not yet started, with that priority or a higher priority. An assignment costs
     O(max_priority) and a decision O(clusters), whatever the number of queued jobs.
 
     `tolerance` is the relative distance from the least load that counts as equal to it.
@@ -196,7 +196,7 @@ class LoadOrdering:
         return LoadArrays(tuple(map(tuple, loads)), tuple(map(tuple, self._counts)))
 
     def take_arrays(self, arrays: LoadArrays) -> None:
-        """Let `choose` compare the arrays of another one with the same clusters and priorities.
+        """Let `choose` compare the arrays of another ordering of the same clusters and priorities.
 
         Only for choices: `assigned` and `left_queue` do not fit such arrays.
         """

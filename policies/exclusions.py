@@ -36,13 +36,13 @@ class NodeExclusion:
 
 @dataclass(frozen=True)
 class PartitionFit:
-    """What the nodes of the partition that a job uses on a cluster can hold of it."""
+    """How many tasks of a job the nodes of its partition on a cluster can hold."""
 
     partition: str  # the manager's name
     nodes: int  # in all
-    exclusions: tuple[NodeExclusion, ...]  # a node may lack several permanent requirements
+    exclusions: tuple[NodeExclusion, ...]  # a node may miss several permanent requirements
     shortage: str  # why the nodes that remain do not suffice together, without load; "": they do
-    other_partitions: tuple[str, ...]  # in which the job fits without load, if not in this one
+    other_partitions: tuple[str, ...]  # that fit the job without load, if this partition does not
 
     @property
     def without_load(self) -> PartitionFit:
@@ -109,13 +109,13 @@ def describe_fit(job: Job, cluster: Cluster, info: ClusterInfo | None) -> Partit
 
 
 def _names(partition: Partition, excludes: Callable[[NodeCapacity], bool]) -> str:
-    """Return the names of nodes by what they are without load, cut at `MAX_NAMES` characters."""
+    """Return the names of nodes by their kind without load, cut at `MAX_NAMES` characters."""
     names = [kind.names for kind in partition.named_nodes if excludes(kind.capacity)]
     return shorten_hosts(",".join(names), MAX_NAMES)
 
 
 def _permanent_requirements(job: Job) -> Iterator[tuple[str, Callable[[NodeCapacity], bool], str]]:
-    """Yield each requirement of a task: its name, which nodes lack it, and the text for these."""
+    """Yield each requirement of a task: its name, the nodes that miss it, and a text for them."""
     if (constraint := job.constraint) is not None:
         text = f"lack the features {constraint}"
         yield "constraint", lambda group: not satisfies_constraint(group, constraint), text

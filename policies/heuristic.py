@@ -35,7 +35,7 @@ class Heuristic(ABC):
 
 
 class ClusterTraits(msgspec.Struct, frozen=True):
-    """What a heuristic of the placement may know of a cluster: nothing that changes with load."""
+    """The data of a cluster for a heuristic of the placement: nothing that changes with load."""
 
     name: str
     adapter: str

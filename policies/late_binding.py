@@ -35,7 +35,7 @@ class ReservedNodes:
     free_nodes: Carts | None  # neither reserved nor used, by limits; None: not known yet
 
     def leaves_reserved_nodes(self, job: Job) -> bool:
-        """Whether all reservations can be kept if the job starts now."""
+        """Return whether all reservations can be kept if the job starts now."""
         end = self._latest_end(job)
         if end <= self.first_start:
             return True
@@ -92,7 +92,7 @@ class LateBinding(Generic[K]):
         return None
 
     def blocked_by_reservations(self, job: Job, eligible: Iterable[K]) -> bool:
-        """Whether only reservations prevent a queued job from starting on some cluster."""
+        """Return whether only reservations prevent a queued job from starting on some cluster."""
         return any(
             key in self.reserved_nodes and self.capacities[key].can_start(job) for key in eligible
         )

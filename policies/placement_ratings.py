@@ -50,7 +50,7 @@ def best_rated(
 def in_order_of_rating(
     ratings: Iterable[tuple[float, Mapping[str, float]]], clusters: Collection[str]
 ) -> list[str]:
-    """Return the clusters, the best rated first; equal ones as they are given."""
+    """Return the clusters, the best rated first; equally rated clusters in the given order."""
     means = _means(list(ratings), clusters)
     return sorted(clusters, key=lambda cluster: -means[cluster])
 

@@ -24,7 +24,7 @@ class PolicyKey:
 
     unit: str  # "": it has none
     source: str  # paper and section, or `OURS`
-    effect: str  # one sentence
+    effect: str  # a sentence
     choices: Mapping[str, str] = field(default_factory=dict)  # effect of each word it may have
     range: str = ""  # where the table does not bound it: `SelfOptimisation` checks the value
 

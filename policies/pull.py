@@ -81,14 +81,14 @@ class BackfillCapacity:
         ]
 
     def has_cpus_for(self, job: Job) -> bool:
-        """Whether processors are free for the job now and it delays no head. O(reservations).
+        """Return whether processors are free for the job and it delays no head. O(reservations).
 
         A False stays False for the rest of the pass.
         """
         return self._has_cpus(job.cpus, self.now + (job.time_limit or job.estimated))
 
     def _has_cpus(self, cpus: int, end: float) -> bool:
-        """Whether processors are free for a job that ends by then, and it delays no head."""
+        """Return whether processors are free for a job that ends by then, and it delays no head."""
         if cpus > self.free_cpus:
             return False
         # called for thousands of jobs: `all` takes four times as long
@@ -98,7 +98,7 @@ class BackfillCapacity:
         return True
 
     def can_start(self, job: Job) -> bool:
-        """Whether the job would start now and delay no head.
+        """Return whether the job would start now and delay no head.
 
         Nodes are checked once for all jobs with the same requirements.
         """
@@ -140,22 +140,22 @@ class PullCapacity(BackfillCapacity):
         self._placed += jobs[:MAX_PLACED]
 
     def can_start(self, job: Job, seconds: float | None = None) -> bool:
-        """Whether the job would start now and delay no head; `seconds` replace its time limit."""
+        """Return whether the job would start now and delay no head; `seconds` replace its limit."""
         seconds = seconds or job.time_limit or job.estimated
         return self.fits_now(job) and self.delays_no_head(job, seconds)
 
     def fits_now(self, job: Job) -> bool:
-        """Whether processors, nodes and licences are free for the job, whatever the head needs."""
+        """Return whether processors, nodes and licences are free for the job, despite the head."""
         return job.cpus <= self.free_cpus and self._hold(self._free_now, job)
 
     def leaves_head_cpus(self, job: Job, seconds: float) -> bool:
-        """Whether the head keeps its processors if a job runs for `seconds`. O(reservations)."""
+        """Return whether the head keeps its processors for `seconds` of a job. O(reservations)."""
         if not self._shadows:
             return True
         return self._has_cpus(min(job.cpus, self.free_cpus), self.now + seconds)
 
     def delays_no_head(self, job: Job, seconds: float) -> bool:
-        """Whether a job that fits now delays no head if it runs for `seconds`."""
+        """Return whether a job that fits now delays no head if it runs for `seconds`."""
         end = self.now + seconds
         if not self._has_cpus(job.cpus, end):
             return False
@@ -167,7 +167,7 @@ class PullCapacity(BackfillCapacity):
         return self._hold(self._free_later, job)
 
     def _hold(self, free: _FreeNodes, job: Job) -> bool:
-        """Whether licences and nodes are free for a job. Nodes are checked once for equal needs."""
+        """Return whether licences and nodes are free for a job; equal needs are checked once."""
         for placed in self._placed[free.taken :]:
             self._take(free, placed)
         if not free.has_licences(job):
@@ -211,7 +211,7 @@ class _FreeNodes:
         self.fits: dict[Hashable, bool] = {}  # results of `hold` by the needs of a job
 
     def has_licences(self, job: Job) -> bool:
-        """Whether enough copies are free; a licence that is not counted does not matter."""
+        """Return whether enough copies are free; a licence that is not counted does not matter."""
         free = self._licences
         # called for thousands of jobs: `all` takes three times as long
         for name, count in job.licences.items():  # noqa: SIM110
@@ -220,7 +220,7 @@ class _FreeNodes:
         return True
 
     def hold(self, translated: Job, info: ClusterInfo) -> bool:
-        """Whether the free parts of nodes can hold a job in the names of the cluster."""
+        """Return whether the free parts of nodes can hold a job in the names of the cluster."""
         partition = self._partition(translated, info)
         return partition is not None and fits_partition(translated, partition, only_free=True)
 

@@ -63,7 +63,7 @@ class DeadlineBase(TunableStrategy):
         (self._deadline.base,) = configuration
 
     def item(self, job: Job) -> Item | None:
-        """Return the margin; a job without a deadline, or with one missed already, has none."""
+        """Return the margin; a job without a deadline, or with a missed deadline, has none."""
         margin = job.margin
         return None if margin is None or margin <= 0 else (margin,)
 
@@ -75,7 +75,7 @@ class DeadlineBase(TunableStrategy):
         return ((base,) for base in _BASES)
 
     def prediction(self, items: Sequence[Item]) -> Prediction:
-        """Count by the mean margin of now: that is by which the next job is classified."""
+        """Count by the present mean margin, which classifies the next job."""
         margins = sorted(margin for (margin,) in items)
         mean_margin = self._deadline.mean_margin(margins[-1])
 

@@ -11,7 +11,7 @@ supervision     the supervisors of started tasks: launched, watched, read at the
 fork_servers    requests to fork servers, by account
 wakeups         the events for which the thread sleeps
 queue_store     the database of submissions and ends
-spec            the file by which a supervisor runs a task
+spec            the file that describes a task to its supervisor
 host            the fork server of supervisors, their records, permissions of job folders
 
 Each job runs under `metasched/adapters/supervisor.py`, which launcher.toml names by its path.

@@ -184,7 +184,7 @@ def require_open_path(folder: Path) -> None:
 
 
 def grant_access(folder: Path, uid: int) -> None:
-    """Let one more account write in a folder of this account, but not remove or replace its files.
+    """Let another account write in a folder of this account, but not remove or replace its files.
 
     This takes a POSIX access list (acl(5), in the layout of the kernel's posix_acl_xattr.h) and
     the sticky bit. Raises OSError if the filesystem has no access lists.

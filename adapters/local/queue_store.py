@@ -1,6 +1,6 @@
 """The database of a local cluster: submissions, and the final status of their tasks.
 
-Ends have growing numbers: whoever has read all up to a number asks for those after it.
+Ends have growing numbers: a reader asks for the ends after the last number that it has read.
 
 A transaction is synced to disk when its method returns. Methods raise sqlite3.Error.
 """

@@ -65,7 +65,7 @@ class Supervision:
         self._unsupervised += tasks
 
     def supervise(self) -> None:
-        """Launch a supervisor of each started task without a watched one, or record its end."""
+        """Launch a supervisor of each started task that has no watched one, or record its end."""
         while self._unsupervised:
             tasks = [task for task in self._unsupervised if self._needs_supervisor(task)]
             self._unsupervised = []

@@ -259,7 +259,7 @@ class TaskTable:
     def _remove_obsolete(self) -> None:
         """Remove the folders of tasks whose end, or whose absence, is in the database."""
         for folder in self._obsolete_folders:
-            # In one step: a late supervisor could claim a folder that has lost its claim.
+            # A single rename: a late supervisor could claim a folder that has lost its claim.
             renamed = folder.with_suffix(".gone")
             with suppress(FileNotFoundError):
                 folder.rename(renamed)

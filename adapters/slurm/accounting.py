@@ -144,7 +144,7 @@ class SlurmAccounting:
         )
 
     def _is_restricted(self) -> bool:
-        """Whether slurmdbd hides the jobs of users from this process, in site mode."""
+        """Return whether slurmdbd hides the jobs of users from this process, in site mode."""
         if self._user is not None:
             return False
         user = user_name_of(os.geteuid())
@@ -198,7 +198,7 @@ class SlurmAccounting:
 def _find_position(file: IO[bytes], not_before: float) -> int:
     """Return the position of a line at most a block before the first end at `not_before`.
 
-    Lines are in the order in which jobs ended. Binary search, O(log size).
+    Lines are in the order of the ends of jobs. Binary search, O(log size).
     """
     low, high = 0, os.fstat(file.fileno()).st_size
     while high - low > _BLOCK_SIZE:

@@ -92,7 +92,7 @@ def build_associations(
 ) -> Associations | None:
     """Return the associations by user; None if the list is incomplete or too long.
 
-    Names are in lower case, as slurmdbd stores them unless it is told otherwise.
+    Names are in lower case, as slurmdbd stores them by default.
     """
     partitions: dict[str, dict[str, list[str]]] = defaultdict(dict)
     number = 0

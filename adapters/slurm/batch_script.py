@@ -1,4 +1,7 @@
-"""The script that sbatch receives: the user's, or one that sets variables and execs it. Pure."""
+"""The script that sbatch receives: the user's, or a script that sets variables and execs it.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ def _export_lines(number: str, job_name: str, bin_dir: str | None) -> list[str]:
     """Return lines of sh that export metasched's id instead of Slurm's; `number` is a shell word.
 
     srun needs Slurm's id. So the drop-in srun must be on the PATH, and a node that does not see it
-    keeps Slurm's ids. METASCHED_* hold what the drop-in needs, since clients remove SLURM_*.
+    keeps Slurm's ids. The drop-in reads METASCHED_*, since clients remove SLURM_*.
     """
     folder = drop_in_folder()
     exported = ("PATH", "METASCHED_DROP_IN", "METASCHED_TASK_NUMBER", "SLURM_JOB_NAME")

@@ -1,4 +1,4 @@
-"""What ended jobs used, from slurmdbd: processors, their time, memory of the largest task.
+"""Use of ended jobs, from slurmdbd: processors, their time, memory of the largest task.
 
 Comments and command lines are not queried: users control their length.
 """

@@ -72,7 +72,7 @@ class PyslurmAccess(SlurmCommands):
         return super().submit(submission, index)
 
     def _description(self, submission: Submission, index: int, script: str) -> dict[str, Any]:
-        """Return the attributes of a JobSubmitDescription for one task; None: not requested."""
+        """Return the attributes of a JobSubmitDescription for a task; None: not requested."""
         job, payload = submission.job, submission.payload
         label, name = format_mark(submission.tag, index), job_name(job.name)
         comment = job_name(job.comment) if job.comment else name
@@ -141,10 +141,10 @@ class PyslurmAccess(SlurmCommands):
             raise Unreachable(f"pyslurm: {error}") from None
 
     def _queue_line(self, job: Any) -> QueueLine:
-        """Return a job as squeue would print it, with a tag only if its owner's jobs may have one.
+        """Return a job as squeue would print it, with a tag only if its owner's jobs may have tags.
 
-        In site mode comments of other accounts that are no tags are left out: nobody else's failed
-        jobs are asked for a second time.
+        In site mode comments of other accounts that are no tags are left out: failed jobs of other
+        accounts are not queried a second time.
         """
         tag = None
         if self._owner in (None, job.user_id):

@@ -23,8 +23,8 @@ def split_records(text: str, delimiter: str, width: int) -> Records:
     """Split text into records of `width` fields, each ending in `delimiter`, a newline after each.
 
     Fields may contain newlines, except the first of a record. Lines between records, and records
-    with another number of fields, are left out. Raises ValueError for a truncated text, and for
-    one without any delimiter.
+    with another number of fields, are left out. Raises ValueError for a truncated text, and for a
+    text without any delimiter.
     """
     if not text.strip():
         return Records([], "")

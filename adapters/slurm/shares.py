@@ -43,7 +43,7 @@ def parse_shares(output: str) -> ShareTree:
     passing = {line.account for line in lines if not line.user and line.share == _FROM_PARENT}
 
     def counted_below(account: str) -> str:
-        """Return the nearest account, from this one upwards, that has a share of its own."""
+        """Return the nearest account, from this account upwards, that has a share of its own."""
         for _ in range(len(parents) + 1):
             if account == _ROOT_ACCOUNT:
                 return ROOT

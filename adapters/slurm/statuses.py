@@ -45,7 +45,7 @@ def job_statuses(
     """Return the tasks of `instances`, and the lines that may be tasks and cannot be used.
 
     If `user` is None, each has its owner's user id. The account column is the controller's, and
-    tells whose line a line is. A line without a readable account may be of anybody.
+    names the owner of a line. A line without a readable account may be of any user.
     """
     statuses: list[JobStatus] = []
     set_aside: dict[tuple[str, str], QuarantinedRow] = {}  # by tag and owner
@@ -104,7 +104,7 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
     manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
     node = "" if line.nodes in EMPTY_VALUES else line.nodes
     restarts = parse_int(line.restarts) - _is_requeued_while_completing(line)
-    # for a record of several tasks Slurm shows the start of one of them only, without its id
+    # for a record of several tasks Slurm shows the start of a single task, without its id
     expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
     return [
         JobStatus(
@@ -141,7 +141,7 @@ def _is_requeued_while_completing(line: QueueLine) -> bool:
 
 
 def _expected_start(line: QueueLine) -> float | None:
-    """Return Slurm's estimate of the start of a pending job; a held job has an outdated one."""
+    """Return Slurm's estimate of the start of a pending job; of a held job it is outdated."""
     return None if line.eligible in EMPTY_VALUES else parse_epoch_time(line.start)
 
 

@@ -70,8 +70,8 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments after `sbatch --export-file=...`; it reads the script from its input.
 
-    They submit the task `index` or, with None, an array of the tasks `array`. Every option is one
-    argument with its value, so no value can become an option. Raises Refused if Slurm cannot
+    They submit the task `index` or, with None, an array of the tasks `array`. Each option shares
+    an argument with its value, so no value can become an option. Raises Refused if Slurm cannot
     express the request.
     """
     job, payload = submission.job, submission.payload

@@ -71,7 +71,7 @@ class AvailabilityProfile:
     def longest_gap(self, amount: int, end: float) -> tuple[float, float]:
         """Return the seconds of the longest gap up to `end`, and when the last gap begins.
 
-        A gap is a time in which `amount` is free; the last one has no end.
+        A gap is a time with `amount` free; the last gap has no end.
         """
         longest, begin = 0.0, NEVER
         for time, free in zip(self.times, self.free, strict=True):
@@ -82,7 +82,7 @@ class AvailabilityProfile:
         return max(longest, end - begin), begin
 
     def advance(self, now: float) -> None:
-        """Forget what was before `now`."""
+        """Forget the time before `now`."""
         step = bisect_right(self.times, now) - 1
         if step > 0:
             del self.times[:step], self.free[:step]

@@ -176,7 +176,7 @@ class FreeOnMachines(Capacity):
 
 
 class CapacityBesideWindows(Capacity):
-    """Free resources beside reserved windows: by its estimate no job runs into one.
+    """Free resources beside reserved windows: by its estimate no job runs into a window.
 
     Finding and starting a job are O(v) in the v steps of the free processors over time.
     """
@@ -209,7 +209,7 @@ class CapacityBesideWindows(Capacity):
 
 
 def can_run_now(profile: AvailabilityProfile, job: WaitingJob) -> bool:
-    """Whether the processors of a job are free from now on for as long as its estimate."""
+    """Return whether the processors of a job are free from now on for as long as its estimate."""
     now = profile.times[0]
     return profile.earliest_start(job.cpus, job.estimated, now, now) == now
 
@@ -265,7 +265,7 @@ class HeadReservation:
     def _leave_resources(
         self, scarce: Mapping[str, int], running: Sequence[RunningJob]
     ) -> list[RunningJob]:
-        """Set what the head leaves of these resources at its start; return what has ended then."""
+        """Set the amounts that the head leaves at its start; return the jobs ended by then."""
         capacity = self.capacity
         released = [r for r in running if expected_end(r, capacity.now) <= self.shadow_time]
         self.extra_resources = {
@@ -287,7 +287,7 @@ class HeadReservation:
         self._expected_running = list(self.capacity.all_running())
 
     def still_valid(self, capacity: Capacity) -> bool:
-        """Whether only the jobs expected to end by now have ended, and nothing else has changed.
+        """Return whether only the jobs expected to end by now have ended, without other changes.
 
         If so, continue with the new `capacity`, else the reservation is void. O(r), mostly in C.
         """
@@ -368,7 +368,7 @@ class HeadBesideWindows(HeadReservation):
 
 
 class MachineHeadReservation(HeadReservation):
-    """The reservation on machines: one machine for the head, the others unrestricted."""
+    """The reservation on machines: a machine for the head, the other machines unrestricted."""
 
     def __init__(self, head: WaitingJob, capacity: FreeOnMachines) -> None:
         self.head, self.capacity = head, capacity

@@ -203,6 +203,6 @@ class Conservative:
         return {} if overdue or any(r.end <= now for r in running) else planned
 
     def _ran_as_planned(self, now: float, running: Collection[RunningJob]) -> bool:
-        """Whether each job of the last pass still runs, or ends now as expected."""
+        """Return whether each job of the last pass still runs, or ends now as expected."""
         ended = {job_id: end for job_id, end in self._expected_ends.items() if end == now}
         return self._expected_ends == ended | {r.id: r.end for r in running}

@@ -52,7 +52,7 @@ class ExcludablePolicy:
 
 
 def read_starts(chosen: Iterable[Any], queue: Collection[WaitingJob]) -> list[JobStart]:
-    """Return the starts that a policy of another package chooses, at most one above the queue.
+    """Return the starts that a policy of another package chooses: one more than `queue` at most.
 
     Its iterator may raise, hang or be endless. TypeError for an entry that is no start.
     """

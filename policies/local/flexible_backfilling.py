@@ -50,7 +50,7 @@ class _LeasedLicence(NamedTuple):
 
 
 class _QueueTable:
-    """The queue in its order, one column per job: the values that do not change while it waits.
+    """The queue in its order, a column per job: the values that do not change while it waits.
 
     Six rows give the priority and two the needs: `base_priority` is the constant part of the
     priority, at time 0; the deadline is worth `least` until `rise_start`, then `slope` more per
@@ -278,7 +278,7 @@ class FlexibleBackfilling:
     def _positions_by_priority(
         self, capacity: Capacity, excluded: int | None = None
     ) -> Iterator[int]:
-        """Yield all positions but one, the highest priority first, ties in queue order.
+        """Yield all positions except one, the highest priority first, ties in queue order.
 
         Most passes need few of them, so each is searched for separately.
         """

@@ -33,10 +33,10 @@ class BoundedMemory:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._items: dict[int, None] = {}  # in the order in which they came
+        self._items: dict[int, None] = {}  # in the order of arrival
 
     def add(self, item: int) -> int | None:
-        """Remember the item; return what is forgotten for it, if anything."""
+        """Remember the item; return the item that is forgotten for it, if any."""
         self._items.pop(item, None)
         self._items[item] = None
         if len(self._items) <= self.size:
@@ -56,7 +56,7 @@ class BoundedMemory:
 
 
 class PlanSearch(ABC):
-    """A search of at most so many iterations; `moves` counts the accepted ones."""
+    """A search of at most so many iterations; `moves` counts the accepted moves."""
 
     def __init__(self, plan: ClusterPlan, memory: int) -> None:
         self.plan, self.iterations, self.moves, self.finished = plan, 0, 0, False
@@ -82,7 +82,7 @@ class PlanSearch(ABC):
     def iterate(self) -> None: ...
     @abstractmethod
     def order_targets(self) -> Sequence[int]:
-        """Return the machines in the order in which a job is tried on them."""
+        """Return the machines in the order of the tries of a job."""
 
     @abstractmethod
     def weight(self, old: PlanQuality, new: PlanQuality) -> float:
@@ -164,7 +164,7 @@ class TabuSearch(PlanSearch):
     def __init__(self, plan: ClusterPlan, memory: int, stop: StopRule) -> None:
         super().__init__(plan, memory)
         self._stop, self._used_machines = stop, set[int]()
-        # machines that are not used, the one with the most late jobs last; only moves change it
+        # unused machines, the machine with the most late jobs last; only moves change it
         self._sources: list[int] = []
         self._sorted_at = -1  # number of moves then
 

@@ -80,7 +80,7 @@ class EarliestGap:
 
 
 class ImprovedPlan(EarliestGap, ABC):
-    """EG-EDF, and a search after every `every` arrivals, at most one in each pass.
+    """EG-EDF, and a search after every `every` arrivals, at most once in each pass.
 
     `memory` bounds the list of jobs that were tried lately. ValueError as for `EarliestGap`.
     """

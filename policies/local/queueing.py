@@ -1,10 +1,10 @@
 """The interface of local policies: which queued jobs of a cluster start now, and where. Pure.
 
 A caller (the `local` adapter, the simulator) gives the queue in submission order, the running jobs
-and the free resources; a policy returns the jobs to start. One protocol serves a cluster of counted
-processors (its free processors are one number, a job takes any of them) and a cluster of machines
-(a job runs on one machine, at its speed). Other resources (memory, GPUs, licences) are counted for
-the whole cluster.
+and the free resources; a policy returns the jobs to start. The protocol serves a cluster of counted
+processors (its free processors are a number, a job takes any of them) and a cluster of machines (a
+job runs on a single machine, at its speed). Other resources (memory, GPUs, licences) are counted
+for the whole cluster.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class FreeResources(NamedTuple):
 
 
 class LeftOver(NamedTuple):
-    """What a planned queue leaves to a job that is submitted now."""
+    """The resources that a planned queue leaves to a job that is submitted now."""
 
     start: float  # seconds of the caller's clock; a job that ends by then may use all that is free
-    free: FreeResources  # of what is free now, the part that no queued job will use
+    free: FreeResources  # the part of the free resources that no queued job will use
 
 
 class JobStart(NamedTuple):

@@ -173,12 +173,12 @@ def check_suspends_none(name: str) -> None:
 
 
 def keeps_order(name: str) -> bool:
-    """Whether no job overtakes another under the policy of that name."""
+    """Return whether no job overtakes another under the policy of that name."""
     return getattr(_find_factory(name), "in_order", False)
 
 
 def keeps_windows(name: str) -> bool:
-    """Whether jobs stay out of reserved windows under the policy of that name."""
+    """Return whether jobs stay out of reserved windows under the policy of that name."""
     is_flexible = name in (MODIFIED, UNMODIFIED)  # their class needs numpy
     return is_flexible or getattr(_find_factory(name), "keeps_windows", False)
 
@@ -186,7 +186,7 @@ def keeps_windows(name: str) -> bool:
 def make_excludable(
     name: str, parameters: Parameters | None = None, licences: Mapping[str, int] | None = None
 ) -> LocalPolicy:
-    """Create a policy for a simulation; FCFS decides where one of another package fails.
+    """Create a policy for a simulation; FCFS decides where a policy of another package fails.
 
     ValueError as `make_policy`.
     """
