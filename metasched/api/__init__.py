@@ -6,7 +6,7 @@ connections     whose connections a listener keeps
 http_protocol   deadlines of a connection
 admission       caller, size and body of a request, before any route
 browsers        authentication of browsers
-daemon_names    names by which clients address the daemon
+daemon_names    names for the daemon in addresses of clients
 identity        authentication and permissions of callers
 job_tokens      authentication of calls from jobs
 struct_body     request bodies that are msgspec structs

@@ -33,16 +33,16 @@ from metasched.db.store import StorageFailed
 from metasched.errors import ApiError
 from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 
-LARGE_BODY = 1 << 20  # bytes; a user has one larger body in memory at a time
+LARGE_BODY = 1 << 20  # bytes; a user has a single larger body in memory at a time
 SMALL_BODY = 1 << 16  # bytes; the limit of all bodies together does not count smaller ones
 BODY_MEMORY = 256 << 20  # bytes of all other bodies; of a user's bodies a quarter, or one body
 MAX_OTHER_BODY = 4 << 20  # bytes of the body of any request but a submission
 MAX_NESTED_VALUES = 1000  # lists and objects there; each costs far more memory than its text
-PORTION = 1 << 20  # bytes of a response that are sent before the client has read the last ones
+PORTION = 1 << 20  # bytes of a response that are sent before the client has read the last portion
 CONNECTION_SECONDS = 0.0005  # of the event loop, for what happens outside of the application
 MAX_WAITING = 256  # readings of a user that are throttled; their clients may be gone
 METRICS_PATH = "/metrics"  # all that a token for metrics reads
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})  # that metrics tell apart
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})  # labels of metrics
 RETRY_AFTER = {"Retry-After": f"{2 * RESTART_DELAY:.0f}"}
 
 
@@ -197,7 +197,7 @@ class Admission:
         return limit
 
     def _check_body(self, request: Request, body: bytes, check: BodyCheck | None) -> None:
-        """ApiError if the body is not what the credential is for, or costly to decode."""
+        """Raise ApiError if the credential is for another body, or the body is costly to decode."""
         if check is not None:
             try:
                 check(body)
@@ -212,7 +212,7 @@ class Admission:
 class _TimedResponse:
     """A `send` that notes the status of a response, and the seconds until it began.
 
-    The time in which a client reads its response says nothing about the daemon.
+    The time that a client takes to read its response says nothing about the daemon.
     """
 
     def __init__(self, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Rows of jobs from what is stored, and JSON.
+"""Rows of jobs from stored rows, and JSON.
 
 Routes return answers encoded: FastAPI would check and encode each row anew, in the event loop.
 """
@@ -32,7 +32,7 @@ _PUBLIC_OPTION = re.compile(
 def job_details(
     row: JobRow, stored: Mapping[str, Any], job: Job, payload: Payload, *, is_readable: bool
 ) -> JobDetails:
-    """Return the details of a task from its row of `status`, and what is stored of it.
+    """Return the details of a task from its row of `status` and its stored data.
 
     Unless `is_readable`, they are those that Slurm shows everybody.
     """

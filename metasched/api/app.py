@@ -1,7 +1,7 @@
 """The FastAPI application, served on the unix socket and over TCP.
 
-An error response is {"error": "problem, place; remedy"}, in one line. A refused request has changed
-nothing.
+An error response is {"error": "problem, place; remedy"}, in a single line. A refused request has
+changed nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MAX_LISTED = 50  # entries of the quarantine, and accounts with delays, in an an
 class ErrorAnswer:
     """Body of every response that reports an error."""
 
-    error: str  # "problem, place; remedy", in one line
+    error: str  # "problem, place; remedy", in a single line
 
 
 AddPages = Callable[[FastAPI, Daemon], None]  # adds pages to the application

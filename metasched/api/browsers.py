@@ -1,9 +1,9 @@
 """Authentication of browsers, for pages alone: by a session in a cookie, or by a reverse proxy.
 
-A cookie is sent with every request to its host, whoever caused it. So it opens pages, which check
-each form, and no route of the API. The hash of a session covers the `Host` for which it was opened:
-the cookie is worth nothing at another. A proxy names its user in a header, which counts only on its
-own socket and from its own account.
+A cookie is sent with every request to its host, also if another site caused it. So it opens pages,
+which check each form, and no route of the API. The hash of a session covers the `Host` of its
+sign-in: the cookie is worth nothing at another. A proxy names its user in a header, which counts
+only on its own socket and from its own account.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from metasched.errors import quote_for_error
 from metasched.model.token_scope import OPENED_SESSIONS
 
 PAGES = "/web"  # path of all pages
-LINK_SECONDS = 300.0  # that a one-time link is good for
+LINK_SECONDS = 300.0  # lifetime of a one-time link
 SESSION_SECONDS = 12 * 3600.0  # for which a session lasts
 MAX_SECRET = 200  # characters of a link, session or token
 _AUTHORITY = re.compile(r"([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::(\d{1,5}))?")
@@ -52,7 +52,7 @@ def is_proxied(request: Request) -> bool:
 
 
 def require_sessions(request: Request, settings: Settings) -> None:
-    """ForbiddenError if no session counts on this listener: a session is a token."""
+    """Raise ForbiddenError if no session counts on this listener: a session is a token."""
     if not is_proxied(request) and (settings.tcp is None or not settings.tcp.tokens):
         raise ForbiddenError(
             "this address takes no tokens, so it serves no pages; use the site's reverse proxy"
@@ -157,7 +157,7 @@ def comes_by_tls(request: Request, web: WebSettings) -> bool:
 def session_secret(request: Request, web: WebSettings) -> str:
     """Return the secret in the cookie of a browser; "" without one.
 
-    Also if there are two: the other may be a neighbour's, which signs in as somebody else.
+    Also if there are two: the other may be a neighbour's, which signs in as another user.
     """
     name = cookie_name(request, web)
     pairs = [pair for header in request.headers.getlist("cookie") for pair in header.split(";")]

@@ -1,4 +1,4 @@
-"""Answers to requests that change jobs: a line for each task, or one for equal tasks of a job.
+"""Answers to requests that change jobs: a line for each task, or for equal tasks of a job.
 
 Lines that differ in the index alone are encoded together, a portion at a time. The text stays in
 memory until it is sent, since clients need its length.
@@ -38,7 +38,7 @@ class _Lines:
     """Tasks of a job whose lines differ in the index alone."""
 
     tasks: SelectedTasks
-    indices: range  # at least one
+    indices: range  # never empty
     state: State  # after the request
     note: str
 
@@ -81,7 +81,7 @@ class ChangedStates:
 
 
 class AppliedChange(NamedTuple):
-    """What a request has changed: the selected tasks by job, with a note each."""
+    """The changes of a request: the selected tasks by job, with a note each."""
 
     selected: Sequence[SelectedTasks]
     notes: Sequence[str]
@@ -123,7 +123,7 @@ async def change_answer(
 ) -> Response:
     """Return the state before and after a change, with a note, for each task.
 
-    `selected` are by job, with a note each. `fold`: equal tasks of a job have one line.
+    `selected` are by job, with a note each. `fold`: equal tasks of a job share a line.
     """
     if fold:
         rows = [row async for row in _folded(core, selected, notes, changed)]
@@ -150,7 +150,7 @@ async def change_answer(
 async def count_changes(
     core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
 ) -> list[ChangeCount]:
-    """Return the changes of `change_answer` in short: equal ones are counted."""
+    """Return the changes of `change_answer` in short: equal changes are counted."""
     counts: Counter[tuple[State, State, str]] = Counter()
     for position, lines in enumerate(_all_lines(core, selected, notes, changed)):
         counts[lines.tasks.state, lines.state, lines.note] += len(lines.indices)
@@ -162,7 +162,7 @@ async def count_changes(
 async def _folded(
     core: Core, selected: Sequence[SelectedTasks], notes: Sequence[str], changed: ChangedStates
 ) -> AsyncIterator[FoldedChange]:
-    """Yield the changes of `change_answer` by job; equal ones are one row, in order of a task."""
+    """Yield the changes of `change_answer` by job; equal changes share a row, in order of tasks."""
     lines_read = 0
     all_lines = _all_lines(core, selected, notes, changed)
     for job_id, of_job in groupby(all_lines, key=lambda lines: lines.tasks.job):

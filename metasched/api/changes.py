@@ -254,7 +254,7 @@ async def _apply_in_portions(
 
 
 def _is_in(core: Core, tasks: SelectedTasks, states: frozenset[str]) -> bool:
-    """Whether selected tasks are still in one of the states (empty: any)."""
+    """Return whether selected tasks are still in one of the states (empty: any)."""
     task = None if tasks.is_run else core.tasks.get((tasks.job, tasks.indices[0]))
     return task is None or not states or str(task.state) in states
 
@@ -286,7 +286,7 @@ def _portions(
 
 
 def _makes_single(core: Core, action: UserAction, of_job: Sequence[SelectedTasks]) -> bool:
-    """Whether an action makes single tasks of runs: a hold or release of a part of a remainder."""
+    """Return whether an action makes single tasks of runs, as a hold of a part of a remainder."""
     remainder = core.remainders.get(of_job[0].job)
     if remainder is None or action not in ("hold", "release"):
         return False

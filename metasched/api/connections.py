@@ -55,7 +55,7 @@ class Connection:
         self.transport: asyncio.Transport | None = None  # None during a TLS handshake
 
     def abort(self) -> None:
-        """Close the connection; what is not sent yet is lost."""
+        """Close the connection; unsent data are lost."""
         if self.transport is not None:
             self.transport.abort()
         else:

@@ -1,4 +1,4 @@
-"""The names by which clients of other hosts may address the daemon."""
+"""The names of the daemon for clients of other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metasched.config.tables import TcpTable
 
 
 def accepted_daemon_names(tcp: TcpTable, address: str, port: int) -> list[str]:
-    """Return the names by which clients may address this daemon.
+    """Return the names that clients may use for this daemon.
 
     These are the configured names, the names of this host and the address of the connection.
     `localhost` is accepted only over a loopback connection, since every host has that name.

@@ -38,9 +38,9 @@ class DeadlineProtocol(H11Protocol):
             Refusal.BODY: limits.body_timeout,
             Refusal.RESPONSE: limits.body_timeout,
         }
-        self._step: Refusal | None = None  # what the client has to send or read now
+        self._step: Refusal | None = None  # the data that the client has to send or read now
         self._timer: asyncio.TimerHandle | None = None
-        self._is_reader_slow = False  # the client has not read what was sent
+        self._is_reader_slow = False  # the client has not read the sent data
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

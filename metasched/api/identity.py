@@ -65,14 +65,14 @@ class Caller:
         return self.operator or owner == self.user
 
     def require_operator(self, action: str) -> None:
-        """ForbiddenError unless the caller is an operator."""
+        """Raise ForbiddenError unless the caller is an operator."""
         if not self.operator:
             raise ForbiddenError(
                 f"only operators may {action}, and you are {self.user}; ask one of them"
             )
 
     def require_owner(self, owners: Iterable[str]) -> None:
-        """ForbiddenError if a job belongs to another user, unless the caller is an operator."""
+        """Raise ForbiddenError unless a job belongs to the caller, or the caller is an operator."""
         if not self.operator and (other_owners := set(owners) - {self.user}):
             owner = min(other_owners)
             raise ForbiddenError(
@@ -80,7 +80,7 @@ class Caller:
             )
 
     def require_visible(self, owners: Iterable[str]) -> None:
-        """ForbiddenError if a job belongs to another user and the site hides those."""
+        """Raise ForbiddenError if a job belongs to another user and the site hides those."""
         if not self.sees_all:
             self.require_owner(owners)
 
@@ -134,7 +134,7 @@ async def authenticate(
     Nothing of the body is read. On a unix socket the kernel reports the account; over TCP the
     header `Authorization` does. UnauthenticatedError, or ForbiddenError for an account that may
     not use this daemon. Only a token needs the ledger, or the state of its job: StorageFailed if
-    the database is away, ApiError if the state cannot be told.
+    the database is away, ApiError if the state is unknown.
     """
     uid, scope, check = request.scope["state"]["connection"].uid, None, None
     if uid is None:
@@ -152,7 +152,7 @@ def _resolve_caller(uid: int, scope: TokenScope | None, settings: Settings) -> C
     # a session that the account itself has opened is as good as its socket
     user, by_token = user_name_of(uid), scope not in (None, TokenScope.SESSION)
     if scope is TokenScope.METRICS:
-        # a name of its own: what holds the token uses up nothing of its maker's turns
+        # a name of its own: the holder of the token uses up no turns of its maker
         return Caller(f"metrics of {user}", by_token=True, scrapes_only=True)
     if settings.site is None:
         if uid != os.geteuid():
@@ -254,7 +254,7 @@ def _decode_munge(credential: str, tcp: TcpTable) -> tuple[int, str]:
             input=credential,
             capture_output=True,
             encoding="utf-8",
-            errors="replace",  # the payload is any bytes; a strange one matches no digest
+            errors="replace",  # the payload is any bytes; a strange payload matches no digest
             timeout=MUNGE_TIMEOUT,
             check=False,
         )

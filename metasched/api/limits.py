@@ -58,7 +58,7 @@ async def limits(
         ]
 
     def in_order() -> list[LimitScope]:
-        # the scope of the cursor may have further limits; each of the others has one at least
+        # the scope of the cursor may have further limits; each other scope has at least one
         first = ("", "") if page.after is None else page.after[:2]
         return nsmallest(page.size + 2, (scope for scope in scopes if scope >= first))
 

@@ -28,7 +28,7 @@ router = APIRouter()
 
 
 class Scrape(Collector):
-    """What one scrape shows: counters of the daemon, then readings of its state."""
+    """The metrics of a scrape: counters of the daemon, then readings of its state."""
 
     def __init__(self, daemon: Daemon, readings: Iterable[Family]) -> None:
         self._registry, self._readings = daemon.metrics.registry, readings
@@ -87,7 +87,7 @@ async def _database_answers(daemon: Daemon) -> bool:
 
 
 def _connection_families(listeners: Sequence[OpenConnections]) -> list[Family]:
-    """Return the connections of each listener, and what was refused since the start."""
+    """Return the connections of each listener, and the refusals since the start."""
     open_now = GaugeMetricFamily("metasched_connections", "Open connections.", labels=["listener"])
     limits = GaugeMetricFamily(
         "metasched_connections_limit", "Most open connections.", labels=["listener"]

@@ -58,7 +58,7 @@ class JobChanges(BaseModel):
 
 
 def changed_fields(before: Job, after: Job) -> frozenset[str]:
-    """Return the names of the fields in which two jobs differ."""
+    """Return the names of the fields that differ between two jobs."""
     names = set(Job.__struct_fields__) - {"estimated"}
     return frozenset(name for name in names if getattr(before, name) != getattr(after, name))
 

@@ -23,7 +23,7 @@ from metasched.errors import ApiError, quote_for_error
 from metasched.paths import NEXT_CURSOR_HEADER
 
 Row = Mapping[str, Any]
-Key = tuple[str, ...]  # of a row: texts by which a listing is in order
+Key = tuple[str, ...]  # of a row: texts that order a listing
 MAX_PAGE = MAX_EXAMINED  # rows
 MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
 
@@ -64,7 +64,7 @@ class KeyPage(NamedTuple):
     requested: bool  # False: the request wants all rows in one answer
 
     def follows(self, key: Key) -> bool:
-        """Whether a row is on this page or on one after it."""
+        """Return whether a row is on this page or on one after it."""
         return self.after is None or key > self.after
 
     def answer(self, rows: Iterable[tuple[Key, Row]]) -> Response:

@@ -1,4 +1,4 @@
-"""Reading requests: in threads, a few at a time; of each user one of a kind, and throttled.
+"""Reading requests: in threads, a few at a time; each user has one of a kind, and is throttled.
 
 An answer may have a million rows. It stays in memory until its client has read it. So the turn of a
 request lasts until it is answered, and a user who reads slowly, or floods the daemon with listings,
@@ -74,7 +74,7 @@ class Readers:
     async def run_portions(
         self, request: Request, kind: ReadingKind, portions: Iterator[Result]
     ) -> list[Result]:
-        """Iterate over `portions` in threads, within one turn of the caller, and return them.
+        """Iterate over `portions` in threads, within a turn of the caller, and return them.
 
         Others read, and the caller may have to wait, between two portions. ApiError as of `run`.
         """
@@ -158,7 +158,7 @@ def _reader(request: Request, kind: ReadingKind) -> Reader:
 
 
 def _check_connected(request: Request) -> None:
-    """ApiError, which nobody reads, if the client has gone."""
+    """Raise ApiError if the client has gone; no client reads it."""
     connection: Connection = request.state.connection
     if connection.is_closed:
         raise ApiError(503, "the client has gone; nothing changed")

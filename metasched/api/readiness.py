@@ -1,7 +1,7 @@
 """GET /ready, for load balancers and probes: whether the daemon accepts work, without a credential.
 
-It tells a yes or no and nothing else, so anybody who reaches the daemon may ask. `/health` gives
-the reasons to callers.
+It answers yes or no and nothing else, so every host that reaches the daemon may ask. `/health`
+gives the reasons to callers.
 """
 
 from __future__ import annotations

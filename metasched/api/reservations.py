@@ -156,7 +156,7 @@ def own_series(service: SchedulerService, caller: Caller, id: int) -> CalendarEn
 
 
 async def _owner(caller: Caller, accounts: Lookups, user: str | None) -> str:
-    """Return the owner of what is reserved; only operators reserve for others."""
+    """Return the owner of the reservation; only operators reserve for others."""
     if user is None or user == caller.user:
         return caller.user
     caller.require_operator("reserve for others")

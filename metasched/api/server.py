@@ -1,4 +1,4 @@
-"""`metasched serve`: one process that holds the database, listens, and runs the daemon.
+"""`metasched serve`: the process that holds the database, listens, and runs the daemon.
 
 Under systemd it reports readiness, reloads, its stop, and that the scheduler gets on.
 """
@@ -50,7 +50,7 @@ READY_POLL = 0.05  # seconds between looks whether the daemon is ready
 STATUS_INTERVAL = 10.0  # seconds between status lines for the service manager, at most
 BACKLOG = 2048  # connections that wait to be accepted
 # connections accepted before requests are read: far fewer than the limit of a peer, so that a new
-# connection is not closed for newer ones before its request is read
+# connection is not closed for newer connections before its request is read
 ACCEPTED_AT_ONCE = 8
 TOO_MANY = b'{"error":"too many connections; nothing changed, try again soon"}'
 REFUSAL = (
@@ -98,7 +98,7 @@ def _unix_listener(path: Path, world_accessible: bool) -> Iterator[socket.socket
 
 @dataclass(frozen=True)
 class _Listener:
-    """A socket that accepts connections, and what is served there."""
+    """A socket that accepts connections, and the application behind it."""
 
     listening_socket: socket.socket
     address: str  # for reports

@@ -30,8 +30,8 @@ async def shares(
 ) -> Response:
     """List where a user stands in the tree of shares, with the accounts above him.
 
-    None: the whole tree for those who may see all jobs, else where the caller stands. Users are in
-    the order in which they go; in pages, by account and name, since their places change.
+    None: the whole tree for those who may see all jobs, else the caller's part. Users are in the
+    order of their turns; in pages, by account and name, since their places change.
     """
     if user is not None:
         if user != caller.user and not caller.sees_all:

@@ -41,7 +41,7 @@ class StructRequest(Request):
     """A request whose body `StructBody` decodes."""
 
     async def json(self) -> bytes:
-        """Return the body as it is: a decoded one may be forty times as large."""
+        """Return the body as it is: decoded, it may be forty times as large."""
         return await self.body()
 
 
@@ -59,7 +59,7 @@ class StructRoute(APIRoute):
 
 
 def _decode(struct: type[msgspec.Struct], body: bytes) -> msgspec.Struct:
-    """Decode a body up to the first value that does not fit the struct. ApiError if one is."""
+    """Decode a body. ApiError for the first value that does not fit the struct."""
     try:
         return msgspec.json.decode(body, type=struct, strict=False)
     except RecursionError:

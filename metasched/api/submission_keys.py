@@ -50,7 +50,7 @@ CurrentSubmissionKey = Annotated[SubmissionKey | None, Depends(_get_submission_k
 
 
 def earlier_answer(service: SchedulerService, key: SubmissionKey | None, now: float) -> Any:
-    """Return the answer of the submission that this one repeats, or None.
+    """Return the answer to the earlier submission that this submission repeats, or None.
 
     Raise ApiError if the key was used for another body.
     """

@@ -62,7 +62,7 @@ from metasched.units import MAX_NUMBER, iso
 
 log = logging.getLogger("metasched")
 
-MAX_JOBS_WITH_START = 100  # jobs of a submission whose answer tells when they start; look-ups
+MAX_JOBS_WITH_START = 100  # jobs of a submission with an expected start in the answer; look-ups
 
 router = APIRouter(route_class=StructRoute)
 
@@ -87,7 +87,7 @@ async def submit(
     if (answer := earlier_answer(service, key, time.time())) is not None:
         return encoded(answer)  # before the checks: they may come out otherwise now
     if (launcher_path := service.settings.launcher) is not None:
-        # one thread per user at a time: file systems of their directories may be slow
+        # a thread per user at a time: file systems of their directories may be slow
         async with request.app.state.launcher_locks[caller.user]:
             await asyncio.get_running_loop().run_in_executor(
                 request.app.state.directory_checks,
@@ -181,7 +181,7 @@ async def submit(
 def _answer_row(
     service: SchedulerService, job: Job, warnings: list[str], with_start: bool
 ) -> SubmittedJob:
-    """Return what the answer of a submission says of a job that the core has accepted."""
+    """Return the row of an accepted job in the answer to a submission."""
     tasks = service.core.open_tasks.get(job.id)
     first_task = next(iter(tasks.values())) if tasks else None
     start = _start_of(service, job, first_task) if first_task and with_start else None
@@ -208,7 +208,7 @@ def _start_of(service: SchedulerService, job: Job, task: Task) -> StartEstimate 
 
 
 def _with_deadline(warnings: list[str], job: Job, start: StartEstimate | None) -> list[str]:
-    """Return the warnings, and what the queues mean for the deadline of a job."""
+    """Return the warnings, with a warning if the queues endanger the deadline of a job."""
     warning = deadline_warning(job, start)
     return warnings if warning is None else [*warnings, warning]
 

@@ -25,19 +25,19 @@ SHARE = 0.07  # of a processor, for what an account reads of a kind while others
 REQUEST_SHARE = 0.05
 WHOLE_REQUEST = "request"  # kind of these
 MAX_USE = 1.0  # of a processor; so a reading waits at most WINDOW * log(MAX_USE / share), 15 s
-QUIET = 5.0  # seconds after a request for which its account counts as one that calls
+QUIET = 5.0  # seconds after a request until its account no longer counts as a caller
 SHORTEST = 0.001  # seconds of a wait
 RECHECK = 1.0  # seconds after which a waiting request looks whether others still call
 MAX_READERS = 10_000  # whose use is remembered
 
-Reader: TypeAlias = tuple[str, str]  # account, and kind of what it reads
+Reader: TypeAlias = tuple[str, str]  # account, and kind of its readings
 
 
 @dataclass(slots=True)
 class DecayedUse:
     """Processor time of an account per second, averaged with exponential decay."""
 
-    share: float  # of one processor, at `at`
+    share: float  # of a processor, at `at`
     at: float  # seconds of the clock
 
     def decay(self, now: float) -> float:

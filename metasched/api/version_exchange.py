@@ -1,4 +1,4 @@
-"""Version exchange: each response names the API's version; clients of a later one are refused.
+"""Version exchange: each response names the API's version; clients of later versions are refused.
 
 Paths begin with /v1, which stays as it is documented. Commands of metasched leave it out: they send
 a header with their own version, so that a daemon serves those of earlier releases.
@@ -35,7 +35,7 @@ class VersionExchange:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith(f"{PATHS}/"):
-                # the raw path stays: credentials are for what was sent
+                # the raw path stays: credentials are for the path as sent
                 scope = {**scope, "path": path.removeprefix(PATHS)}
             elif _OTHER_PATHS.match(path):
                 app = error_response(404, f"no such version of the API, {path[:20]}; use {PATHS}/")

@@ -28,7 +28,7 @@ def log_record(record: AuditRecord, error: BaseException | None = None) -> None:
 
 
 def fields_of(record: AuditRecord) -> dict[str, Any]:
-    """Return what a record says besides its time; empty fields are left out."""
+    """Return the fields of a record besides its time, without empty fields."""
     fields = {
         "kind": record.kind.value,
         "actor": record.actor or None,

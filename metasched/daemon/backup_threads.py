@@ -1,7 +1,7 @@
 """Threads that write the copies of the calendar. They outlive a service, but not the daemon.
 
 A copy may take long, and services end and start while it is written. The next service awaits the
-thread of the one before. Else each start would begin a further copy of the same run.
+thread of the previous service. Else each start would begin a further copy of the same run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-RETRY_PAUSE = 300.0  # seconds after a copy that failed in which no other is begun for its run
+RETRY_PAUSE = 300.0  # seconds after a failed copy until the next copy for its run begins
 
 
 class EntryRun(NamedTuple):
@@ -31,7 +31,7 @@ class _Copy:
 
     def write(self, work: Callable[[], str]) -> None:
         """Call `work` in a thread for which the end of the daemon never waits."""
-        self.result.set_running_or_notify_cancel()  # whoever awaits it cannot cancel it
+        self.result.set_running_or_notify_cancel()  # so that no awaiting task can cancel it
 
         def run() -> None:
             text, failure = "", None
@@ -57,7 +57,7 @@ class BackupThreads:
     async def write(self, run: EntryRun, work: Callable[[], str]) -> str:
         """Return what `work` returns, or raise its error; a copy that was begun is awaited.
 
-        After the end of the daemon, what is not finished is done again by the next one. A copy that
+        An unfinished copy at the end of the daemon is made again by the next daemon. A copy that
         failed while no service awaited it is begun again `RETRY_PAUSE` later.
         """
         copy = self._copies.get(run)

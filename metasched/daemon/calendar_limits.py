@@ -15,7 +15,7 @@ from metasched.model.reservation import Reservation
 from metasched.recurrence import parse_recurrence
 from metasched.units import iso
 
-MAX_RUNS = 400  # of an entry, that are computed: of a daily one more than a year
+MAX_RUNS = 400  # computed runs of an entry: more than a year of a daily entry
 
 
 def limits_of(

@@ -211,7 +211,7 @@ class ClusterConnection:
         return self._query_accounting if self.pending_actions.has_accounting_query else None
 
     def _has_other_work(self, now: float) -> bool:
-        """Whether something else than a poll or claims waits for this cluster."""
+        """Return whether something else than a poll or claims waits for this cluster."""
         due = min(self.pending_actions.due_by_owner().values(), default=math.inf)
         is_due = now >= min(due, self.reservation_sync.next_due)
         return is_due or self.pending_actions.has_accounting_query
@@ -298,7 +298,7 @@ class ClusterConnection:
     def _cancelled_by_others(self, delta: ListingDelta) -> tuple[tuple[str, int], ...]:
         """Return (tag, index) of tasks that are cancelled, or gone, though no command was begun.
 
-        A command that begins after the listing cannot be the cause of what it shows.
+        A command that begins after the listing cannot be the cause of its contents.
         """
         ended = [(row.tag, row.task) for row in delta.rows if row.state is State.CANCELLED]
         ended += [(tag, index) for tag, index, _ in delta.vanished]
@@ -308,7 +308,7 @@ class ClusterConnection:
         return tuple(key for key in ended if key in waiting)
 
     def _advance_cursor(self, delta: ListingDelta) -> None:
-        """Let a later whole listing begin after this one, unless that may lose an end.
+        """Let a later whole listing begin after this listing, unless that may lose an end.
 
         A row that is set aside, or deferred until a claim is revoked, is not applied for good.
         """
@@ -447,7 +447,7 @@ class ClusterConnection:
             group.create_task(self._run_turn(turns, owner), name=f"{self.name}: {owner}")
 
     async def _run_turn(self, turns: OwnerTurns, owner: str) -> None:
-        """Execute actions of an owner until none is due, one fails, or other owners wait."""
+        """Execute actions of an owner until none is due, an action fails, or other owners wait."""
         actions, commands, error = self.pending_actions, self._commands, ""
         yields = False  # not before the first action
 
@@ -508,8 +508,8 @@ class ClusterConnection:
     async def _revoke_claims(self) -> None:
         """Revoke claims of tasks, or read their ends; the core repeats those without a result.
 
-        Claims that wait in metasched have not been asked yet. So the core learns from here which of
-        them do not answer: no time limit of its own could tell.
+        Claims that wait in metasched have not been asked yet. So this reports to the core which of
+        them do not answer: a time limit of the core would not show it.
         """
         claims = self.pending_actions.take_claims()
         if self._host.settings.launcher is not None:

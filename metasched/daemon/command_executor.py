@@ -1,4 +1,4 @@
-"""Executes the dispatches and withdrawals of a cluster, for one owner at a time."""
+"""Executes the dispatches and withdrawals of a cluster, for an owner at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMAND_SHARE = 0.5
 
 
 class CommandExecutor:
-    """Executes the pending dispatches and withdrawals of one owner; "" stands for all owners.
+    """Executes the pending dispatches and withdrawals of an owner; "" stands for all owners.
 
     Each method returns why the last call got no answer, "" if all were answered.
     """
@@ -124,7 +124,7 @@ class CommandExecutor:
     def _prepare_calls(
         self, owner: str, dispatches: list[Dispatch], events: list[CoreEvent], chained: bool
     ) -> list[tuple[Dispatch, WorkerCall]]:
-        """Return the calls of dispatches; append what is to be stored before they are written."""
+        """Return the calls of dispatches; append the events to store before they are written."""
         payloads = self._host.ledger.payloads(dispatch.job for dispatch in dispatches)
         calls: list[tuple[Dispatch, WorkerCall]] = []
         for dispatch in dispatches:
@@ -218,7 +218,7 @@ def _uncertain(dispatch: Dispatch, reply: WorkerReply) -> tuple[int, ...]:
 
 
 def _has_failed(dispatch: Dispatch, reply: WorkerReply) -> bool:
-    """Whether no further dispatch should be sent for now. A call that ran out of time has not."""
+    """Return whether a failure stops further dispatches for now; a lack of time is no failure."""
     if reply.error == "partial":
         return not reply.native_ids or bool(_uncertain(dispatch, reply))
     return reply.error not in ("", "untried")

@@ -1,8 +1,8 @@
-"""Group commit: requests and events that arrive together are stored by one commit.
+"""Group commit: requests and events that arrive together are stored by a single commit.
 
 Each steps the core when it arrives, and its rows join the open transaction of the ledger. The loop
-commits in its next iteration, so nobody waits for others to arrive. While it commits, requests wait
-in their sockets; they make up the next group. A caller goes on after the commit of its group.
+commits in its next iteration, so no request waits for others to arrive. While it commits, requests
+wait in their sockets; they make up the next group. A caller goes on after the commit of its group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CommitGroup:
         self._tasks = self._text = 0
 
     def add(self, outcomes: Sequence[Outcome], text: int) -> asyncio.Future[None]:
-        """Add what is in the open transaction; return a future that is done after its commit.
+        """Add the rows of the open transaction; return a future that is done after its commit.
 
         `text` is the number of characters of scripts and environments.
         """

@@ -1,6 +1,6 @@
 """Whether the database answers: health reports it also while the scheduler has nothing to store.
 
-All callers share one small read per second, by a thread of its own. So neither many callers nor a
+All callers share a small read per second, in a thread of its own. So neither many callers nor a
 hung database take the threads and connections of other requests.
 """
 
@@ -49,7 +49,7 @@ class DatabaseProbe:
             self._probe = None
 
     def _current_probe(self) -> _Probe:
-        """Return the probe under way or of the last second; start one if there is none."""
+        """Return the probe under way or of the last second; start a probe if there is none."""
         now, probe = time.monotonic(), self._probe
         if probe is None or (probe.failure.done() and now - probe.started > PROBE_LIFETIME):
             loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """The size of the database and the room around it, measured once a minute at most.
 
-A scrape starts the measurement, in a thread of its own, and waits briefly for the first one. So
+A scrape starts the measurement, in a thread of its own, and waits briefly for the first result. So
 neither many scrapes nor a hung database or disk delay the scheduler.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from metasched.db.store import StorageFailed
 
 LIFETIME = 60.0  # seconds from the start of a measurement until the next
-PATIENCE = 1.0  # seconds that a reader waits for one
+PATIENCE = 1.0  # seconds that a reader waits for a measurement
 
 
 class Size(NamedTuple):

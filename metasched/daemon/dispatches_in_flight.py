@@ -28,7 +28,7 @@ class DispatchesInFlight:
         self._current.difference_update(dispatches)
 
     def __bool__(self) -> bool:
-        """Whether any dispatch is in flight."""
+        """Return whether any dispatch is in flight."""
         return bool(self._current)
 
     def begin_poll(self) -> None:

@@ -1,7 +1,7 @@
-"""Local policies in the forecast process, where one of another package may hang.
+"""Local policies in the forecast process, where a policy of another package may hang.
 
-A signal interrupts it, and FCFS stands for it until the process ends: the expected starts of all
-clusters are of one process. Code that never returns to the interpreter is beyond this.
+A signal interrupts it, and FCFS decides in its place until the process ends: the expected starts of
+all clusters are of the same process. Code that never returns to the interpreter is not interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_forecast_policy(name: str) -> LocalPolicy:
 
 
 class InterruptiblePolicy:
-    """A policy of which no pass takes longer than a time, in the main thread of a process.
+    """A policy whose passes are bounded in time, in the main thread of a process.
 
     It has all other attributes of the policy.
     """
@@ -72,7 +72,7 @@ class InterruptiblePolicy:
 
 
 class _PassTooLong(BaseException):
-    """Not an Exception: the policy must not take it for one of its own."""
+    """Not an Exception: the policy must not catch it as its own."""
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

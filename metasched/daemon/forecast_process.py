@@ -18,7 +18,7 @@ from metasched.forecast.snapshot import Snapshot
 # the second no pass of a policy. Nine runs of 7,000 waiting tasks on two clusters take 12 s
 FEWEST_AFTER = 4.0
 CPU_SECONDS = 30.0
-# Seconds until the process is ended: one pass of `rcbo` beside 2,000 tasks takes 3.5 s after that,
+# Seconds until the process is ended: a pass of `rcbo` beside 2,000 tasks takes 3.5 s after that,
 # and the host may be busy
 TIME_LIMIT = 300.0
 # Bytes of address space. A policy of another package may take memory without end: it is excluded
@@ -51,11 +51,11 @@ class ForecastReply(NamedTuple):
 
 
 class NoForecast(Exception):
-    """The process has ended or does not answer; what it had learnt is lost."""
+    """The process has ended or does not answer; the run times that it had learnt are lost."""
 
 
 class ForecastRunner(Protocol):
-    """Answers requests, one at a time. Keeps what it has learnt."""
+    """Answers requests, one at a time. Keeps the run times that it has learnt."""
 
     async def run(self, request: ForecastRequest) -> ForecastReply:
         """Learn, then run forward. Raises NoForecast."""

@@ -29,7 +29,7 @@ class SchedulerHost(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """The error of which the service ends, if it does."""
+        """The error that ends the service, if any."""
 
     def fail(self, error: BaseException) -> None:
         """End the service because of an error; a first error is kept."""
@@ -41,7 +41,7 @@ class SchedulerHost(Protocol):
         """
 
     def note_condition(self, record: AuditRecord, subject: str, value: str) -> None:
-        """Record a condition of a subject, "" for well, if it is not what was recorded last."""
+        """Record a condition of a subject, "" for well, if it differs from the last record."""
 
     def is_owner(self, tag: str, account: str) -> bool:
         """Return whether `account` may own native jobs with this tag."""

@@ -19,7 +19,7 @@ log = logging.getLogger("metasched")
 
 
 def settings_after_wait(settings: Settings, ledger: Ledger) -> Settings:
-    """Return what the files say now, but for what only a restart can change.
+    """Return the settings that the files give now, except keys that only a restart can change.
 
     If they cannot be used, the settings stay, and the newest version of the policy: the file that
     was read at the start may be older than it.
@@ -47,7 +47,7 @@ def log_scheduled_mistakes(settings: Settings) -> frozenset[str]:
 
 
 def check_reservation_units(settings: Settings, ledger: Ledger) -> None:
-    """ConfigError if an open reservation has another unit than its cluster.
+    """Raise ConfigError if an open reservation has another unit than its cluster.
 
     Its size would be interpreted in the new unit.
     """

@@ -17,7 +17,7 @@ from metasched.model.licence import MAX_TOKENS, LicenceSample, LicenceStatus
 
 log = logging.getLogger("metasched")
 
-INTERVAL: Final = 60.0  # seconds between looks: a licence has one sample of each, at most
+INTERVAL: Final = 60.0  # seconds between looks: a licence has at most a sample of each
 UNCHANGED: Final = 1800.0  # seconds after which figures that stay the same are stored again
 # Rows of a look; licences whose last sample is older come first. With `licence_samples.KEPT` that
 # bounds the table. 100 a minute repeat the unchanged figures of 3,000 licences.
@@ -75,7 +75,7 @@ def _sample(status: LicenceStatus, now: float) -> LicenceSample:
         now,
         status.total,
         status.leased_tokens,
-        min(status.outside, MAX_TOKENS),  # a sum over managers, which report what they like
+        min(status.outside, MAX_TOKENS),  # a sum over managers, whose reports are not trusted
         None if status.free is None else max(status.free, 0),
         status.waiting_tokens,
     )

@@ -133,7 +133,7 @@ class LicenceMonitor:
 
 
 def observation_time(report: UsageReport, queried_at: float) -> float:
-    """Return the epoch seconds to which the counts of a report refer.
+    """Return the time of the counts of a report, in epoch seconds.
 
     This is the time of the query, or an earlier time that the report states. LicenceServerError
     if it states a later time.

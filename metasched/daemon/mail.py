@@ -34,7 +34,7 @@ def command_for(
 ) -> tuple[list[str], bytes]:
     """Return the command that sends a mail, and its input. `id`: the same for a mail, always.
 
-    ValueError for what is no address, and for a subject with an end of a line.
+    ValueError for an invalid address, and for a subject with an end of a line.
     """
     if not ADDRESS.fullmatch(address):
         raise ValueError(f"{one_line(address)} is no address")

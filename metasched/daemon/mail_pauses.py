@@ -8,7 +8,7 @@ from __future__ import annotations
 from metasched.daemon.circuit_breaker import CircuitBreaker
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 300.0  # seconds; a pause doubles with each failure in a row
-REPORTED_AFTER = 600.0  # seconds since a failure of one recipient, if no mail is taken
+REPORTED_AFTER = 600.0  # seconds since a failure of a recipient, if no mail is taken
 
 
 class MailPauses:
@@ -63,7 +63,7 @@ class MailPauses:
         return max(self.program.open_until - monotonic, 0.0)
 
     def program_error(self, monotonic: float) -> str:
-        """Return why mails are not taken; "" if they are, or if it may be due to one recipient."""
+        """Return why mails are not taken; "" if they are, or if a recipient may be the cause."""
         is_old = monotonic - self._first_failure >= REPORTED_AFTER
         if len(self._failed) > 1 or (self._failed and is_old):
             return self._last_error

@@ -34,7 +34,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """What the daemon counts as it happens. Readings of its state are computed at a scrape."""
+    """Counters of the daemon's events. Readings of its state are computed at a scrape."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry(auto_describe=True)

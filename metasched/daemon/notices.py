@@ -1,6 +1,6 @@
 """Audit records that no event of the core causes: refused credentials, defects, breakers.
 
-They wait here until the scheduler service stores them, at most a second. Equal ones are counted,
+They wait here until the scheduler service stores them, at most a second. Equal notices are counted,
 so that a flood of them makes few rows and lines: the first is recorded at once, the others once
 `WINDOW` seconds later. Conditions, such as "open" of a breaker, are recorded when they change.
 """
@@ -15,7 +15,7 @@ from metasched.daemon.audit_log import log_record
 from metasched.model.audit import AuditKind, AuditRecord, cleaned
 
 WINDOW = 600.0  # seconds for which equal records are counted
-MAX_SUBJECTS = 20  # of a kind in a window; all others count as one
+MAX_SUBJECTS = 20  # of a kind in a window; all others count as a single subject
 OTHERS = "others"
 MAX_WAITING = 1000  # records while the database is away; more are in the log only
 CONDITION_INTERVAL = 60.0  # seconds between records that a condition has become bad
@@ -43,8 +43,8 @@ class Notices:
     def add(self, record: AuditRecord, subject: str, error: BaseException | None = None) -> None:
         """Record that something happened; records of a kind and subject are equal.
 
-        The line of the log is written now: the database may be away. Each `error` has a line: its
-        id was told to whom it hit.
+        The line of the log is written now: the database may be away. Each `error` has a line: the
+        affected caller has received its id.
         """
         record, now = cleaned(record), time.monotonic()
         self._close_windows(now)

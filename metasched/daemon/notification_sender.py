@@ -5,7 +5,7 @@ that had to be killed, makes it uncertain: it is reported and not sent again. A 
 with another exit code than 0 has not taken the mail, and is called again later. Until then the
 mails to the same user wait, and all mails after failures of several users.
 
-Each webhook has a task and a thread of its own. The next row waits until the one before is
+Each webhook has a task and a thread of its own. The next row waits until the previous row is
 delivered or given up. Times of the next try are in the ledger, so a restart keeps them.
 
 Rows are read in threads, and what becomes of them joins the commits of the scheduler. So many
@@ -106,7 +106,7 @@ class NotificationSender:
 
     @property
     def mail_error(self) -> str:
-        """Why mails are not sent; "" if they are, or if it may be due to one recipient."""
+        """Why mails are not sent; "" if they are, or if a single recipient may be the cause."""
         return self._pauses.program_error(time.monotonic())
 
     def check_outcome(self, outcome: Outcome) -> None:
@@ -193,7 +193,7 @@ class NotificationSender:
     # Mail
 
     async def run_mail(self) -> None:
-        """Send mails one after another. Run until cancelled; return at once without a program."""
+        """Send mails in sequence. Run until cancelled; return at once without a program."""
         if self.mail is None:
             return
         while True:
@@ -201,7 +201,7 @@ class NotificationSender:
             await self._sleep(MAIL, await self._send_due_mails(self.mail))
 
     async def _send_due_mails(self, mail: MailSettings) -> float | None:
-        """Send mails that are due, one after another.
+        """Send mails that are due, in sequence.
 
         Return when to look for others (epoch seconds); None: there is none.
         """

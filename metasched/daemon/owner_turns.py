@@ -49,7 +49,7 @@ class OwnerTurns:
         return due if breaker is None else max(due, breaker.open_until)
 
     def must_yield(self, due: Mapping[str, float]) -> bool:
-        """Whether a turn should end, since every turn is taken and another owner waits."""
+        """Return whether a turn should end, since every turn is taken and another owner waits."""
         return len(self._running) >= self._limit and bool(self._candidates(due))
 
     def next_due(self, due: Mapping[str, float]) -> float:

@@ -47,8 +47,8 @@ class PendingWithdrawal:
 class PendingActions:
     """Pending actions of a cluster, in the order of their execution.
 
-    Dispatches and withdrawals are executed by owner. Where the commands of all owners run one
-    after the other (`by_owner` is False), they have a common queue under the owner "".
+    Dispatches and withdrawals are executed by owner. Where the commands of all owners run in
+    sequence (`by_owner` is False), they have a common queue under the owner "".
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PendingActions:
                     self._claims.setdefault(self._waiting_owner(claim), {})[claim] = None
 
     def _waiting_owner(self, claim: TaskClaim) -> str:
-        """Return the owner of an open task; "" if it has ended, so that nobody waits for it."""
+        """Return the owner of an open task; "" if it has ended, so that no user waits for it."""
         core = self._host.core
         dispatch = core.instances.parse_tag(claim.tag)
         task = core.tasks.get((dispatch[0], claim.task)) if dispatch is not None else None
@@ -207,7 +207,7 @@ class PendingActions:
             pending.breaker.record_success()
 
     def next_withdrawals(self, owner: str) -> list[PendingWithdrawal]:
-        """Return the most urgent withdrawal and similar ones, up to the task limit of a dispatch.
+        """Return the most urgent withdrawal and similar withdrawals, up to a dispatch's task limit.
 
         A withdrawal that has failed is returned alone.
         """

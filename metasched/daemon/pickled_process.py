@@ -1,7 +1,7 @@
 """A process of ours that computes beside the daemon, and the daemon's end of its pipe.
 
 It holds nothing of the daemon's, runs at a lower priority, and is ended if it does not answer.
-Messages are pickles of our own types; nobody else has the pipe.
+Messages are pickles of metasched's own types; no other process has the pipe.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Reply = TypeVar("Reply")
 
 
 class ProcessLost(Exception):
-    """The process has ended or does not answer; what it knew is lost."""
+    """The process has ended or does not answer; its state is lost."""
 
 
 class PickledProcess(Generic[Request, Reply]):
-    """A process that answers requests, one at a time. It starts with the first of them."""
+    """A process that answers requests in sequence. It starts with the first request."""
 
     def __init__(self, module: str) -> None:
         """`module` is run; it calls `answer_requests`."""
@@ -61,7 +61,7 @@ class PickledProcess(Generic[Request, Reply]):
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # nothing of the folder in which the daemon was started
+                "-P",  # no imports from the daemon's working folder
                 "-m",
                 self._module,
                 stdin=asyncio.subprocess.PIPE,
@@ -99,7 +99,7 @@ def answer_requests(answer: Callable[[Any], object], memory: int | None = None) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides
     os.nice(NICENESS)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a policy of another package prints must not mix with replies
+    os.dup2(2, 1)  # output of a policy of another package must not mix with replies
     with suppress(BrokenPipeError):
         while (message := _read(sys.stdin.buffer)) is not None:
             replies.write(_encoded(answer(pickle.loads(message))))

@@ -1,4 +1,4 @@
-"""Puts another policy in force: of an operator or the calendar, or the one before.
+"""Puts another policy in force: of an operator or the calendar, or the previous policy.
 
 The service is replaced as by a reload (`daemon.reload`). Two operators at once are served in turn,
 and the second is refused if he named the version that he looked at.
@@ -27,8 +27,8 @@ async def activate(
     """Put the policy of a text in force; `file` is where its author has it.
 
     `expected` is the version in force that the author has seen; None: any. Return the version in
-    force: the present one, if it has the same text. ConfigError for a mistake in it, ReloadRefused
-    if it cannot be put in force now; then nothing has changed.
+    force: the present version, if it has the same text. ConfigError for a mistake in it,
+    ReloadRefused if it cannot be put in force now; then nothing has changed.
     """
     async with daemon.reload_lock:
         current = _expected_version(daemon, expected)
@@ -55,7 +55,7 @@ async def activate_scheduled(daemon: Daemon, text: str, file: str, reason: str) 
 
 
 async def undo(daemon: Daemon, reason: str, by: str, expected: int | None) -> PolicyVersion:
-    """Put the policy before the one in force in force again, as a new version; return that.
+    """Put the previous policy in force again, as a new version; return that version.
 
     Repeated, it goes back further. ReloadRefused if there is none, else as `activate`.
     """

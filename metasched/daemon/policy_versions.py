@@ -1,12 +1,12 @@
-"""Which policy is in force: the site's own file, or what was activated since.
+"""The policy in force: the site's own file, or a policy that was activated since.
 
-The last act counts. An activated policy, or an undone one, stays in force over restarts until the
-contents of the site's file change. Then the file is in force, as the next version. So neither
+The last act counts. An activated or undone policy stays in force over restarts until the contents
+of the site's file change. Then the file is in force, as the next version. So neither
 replaces the other without an act, and each act is a version with its author.
 
 The newest version in the ledger is in force. It is stored in the transaction of `DaemonStarted`,
-the event from which on it decides. Before that the former version is in force, after it this one:
-no crash is in between.
+the event from which on it decides. So a crash leaves either the former version in force, or this
+version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("metasched")
 def with_policy_in_force(
     settings: Settings, newest: PolicyVersion | None, by: str = ""
 ) -> Settings:
-    """Return settings with the policy in force, and its version, which may be a new one.
+    """Return settings with the policy in force, and its version, which may be new.
 
     `newest` is the newest version of the ledger, `by` who had the files read; "": the owner of the
     policy file. ConfigError if the configuration does not go with the policy in force.

@@ -1,4 +1,4 @@
-"""Whether the scheduler gets on, as the watchdog of systemd is told.
+"""Progress of the scheduler, as reported to the watchdog of systemd.
 
 A process that only answers requests would not do: each part must have come round.
 """

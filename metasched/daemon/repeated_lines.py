@@ -1,4 +1,4 @@
-"""Log lines on stderr, of which repeated ones are counted instead of written."""
+"""Log lines on stderr; repeated lines are counted instead of written."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RepeatHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _keys_of(record: logging.LogRecord) -> list[tuple[str, int]]:
     """Return the texts that equal lines have in common, each with the limit of written lines."""
-    if hasattr(record, "audit"):  # `notices` counts what may be repeated
+    if hasattr(record, "audit"):  # `notices` counts repetitions
         return []
     key = getattr(record, "repeat_key", None)
     if key is not None:

@@ -50,10 +50,10 @@ class ReservationSync:
         self._cluster, self._host, self._call, self._wake = cluster, host, call, wake
         self._pending: dict[int, Bind | Unbind] = {}
         self._breakers: dict[int, CircuitBreaker] = {}
-        # monotonic seconds; the first survey finds what a crash has left at the manager
+        # monotonic seconds; the first survey finds reservations that a crash left at the manager
         self._next_survey = 0.0 if cluster.supports_reservations else math.inf
         self._survey_waiters: list[asyncio.Future[None]] = []
-        self._last_survey: object = None  # what the core last received of a survey
+        self._last_survey: object = None  # the last survey that the core received
 
     def enqueue(self, action: ReservationAction) -> None:
         """Add an action. It replaces an earlier action on the same reservation."""

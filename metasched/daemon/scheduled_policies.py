@@ -2,7 +2,7 @@
 
 Each such run replaces the service that began it. So it belongs to the daemon, and the next service
 awaits it and records the result. After a crash it is done again: a policy that is in force already
-makes no further version. A run that waits for its next try gives way to a later one, unless that
+makes no further version. A run that waits for its next try gives way to a later run, unless that
 fails, and a run is not begun after its time: else the policy of the night would be in force by day.
 """
 

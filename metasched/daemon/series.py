@@ -5,10 +5,10 @@ crash between two steps neither loses an occurrence nor reserves it twice. While
 it is tried again until its start.
 
 An occurrence that is not free, or exceeds the quota of its owner, is refused. Then the following
-one is tried. If that is granted, the refused occurrences before it are skipped, by a single event.
-If there is none to try yet, the refused ones are tried again rarely, until their start has passed.
-The use by an owner in an hour is bounded: all series take turns in a single task, and each
-event is a row that operators see.
+occurrence is tried. If that is granted, the refused occurrences before it are skipped, by a
+single event. If there is none to try yet, the refused are tried again rarely, until their start
+has passed. The use by an owner in an hour is bounded: all series take turns in a single task, and
+each event is a row that operators see.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ async def cancel_series(host: ReservationHost, entry: CalendarEntry, by: str) ->
 def _check_occurrences(rule: Recurrence, now: float, until: float, length: float) -> Occurrences:
     """Return the occurrences of a rule from now on.
 
-    ApiError if there is none or are too many, or if one begins before another is over, `length`
-    seconds after its start.
+    ApiError if there is none or are too many, or if an occurrence begins before the end of
+    another, `length` seconds after its start.
     """
     first = previous = rule.next_after(now)
     if first is None or previous is None or first > until:

@@ -1,4 +1,4 @@
-"""Starts and stops a candidate policy beside the one in force, for operators."""
+"""Starts and stops a candidate policy beside the policy in force, for operators."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from metasched.policies.shadow import comparison_obstacle
 
 
 async def start_shadow(daemon: Daemon, text: str, file: str, reason: str, by: str) -> Shadow:
-    """Run the policy of a text beside the one in force; `file` is where its author has it.
+    """Run the policy of a text beside the policy in force; `file` is where its author has it.
 
-    The comparison of an earlier candidate is deleted. Return the candidate: the present one, if it
-    has the same text. ConfigError for a mistake in it, ReloadRefused if another one runs, or if it
-    cannot be compared; then nothing has changed.
+    The comparison of an earlier candidate is deleted. Return the candidate: the present candidate,
+    if it has the same text. ConfigError for a mistake in it, ReloadRefused if another runs, or if
+    it cannot be compared; then nothing has changed.
     """
     async with daemon.reload_lock:
         running_service(daemon)

@@ -1,7 +1,7 @@
 """Accounts that share a reservation: users by name, and the members of groups.
 
-A directory service may delay each name by seconds. So they are looked up in threads of their own,
-and for an owner by one at a time.
+A directory service may delay each name by seconds. So names are looked up in threads of their own,
+for each owner in a single thread at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 
 from metasched.errors import ApiError
 
-MAX_USERS = 200  # of a reservation, besides its owner: managers have them in one command
+MAX_USERS = 200  # of a reservation, besides its owner: managers take them in a single command
 # a manager reads them as a list, separated by commas
 ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}")
 MAX_THREADS = 8

@@ -71,7 +71,7 @@ class TaskCounts:
 
 
 def reason_label(reason: str) -> str:
-    """Return the label of a task's reason; reasons of managers, and unknown ones, share one."""
+    """Return the label of a task's reason; reasons of managers and unknown reasons share one."""
     if reason.startswith(MANAGER_REASON):
         return "manager"
     return _REASONS.get(reason, "other" if reason else "")

@@ -1,11 +1,11 @@
-"""Asks a cluster's accounting what ended tasks used, and stores it.
+"""Queries a cluster's accounting for the use of ended tasks, and stores it.
 
 Listings of some managers, such as Slurm's, do not report it. One question names many tasks, beside
 all other calls. Use decides nothing: a failure leaves it unknown, and is tried again.
 
-A sweep asks for all runs that lack their use, oldest first. Most sweeps begin at the runs that have
-ended lately; one an hour begins days ago, since the daemon or the accounting may have been down. So
-a run of which accounting knows nothing is asked for a bounded number of times.
+A sweep queries all runs without a stored use, oldest first. Most sweeps begin at the runs that
+have ended lately. Once an hour a sweep begins days ago, since the daemon or the accounting may have
+been down. So a run that is unknown to accounting is queried a bounded number of times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metasched.model.job_usage import EndedRun, RunUsage
 INTERVAL = 30.0  # seconds between two rounds of questions
 RECENT = 600.0  # seconds after its end for which each sweep asks for a run
 HORIZON = 7 * 86400.0  # the same of a long sweep
-LONG_SWEEP = 120  # sweeps of which the first is long
+LONG_SWEEP = 120  # sweeps from a long sweep to the next
 MAX_RUNS = 1000  # in a question
 MAX_QUESTIONS = 5  # in a round; a sweep goes on in the next
 MAX_STORED = 100  # runs in a transaction, for which the scheduler waits
@@ -92,7 +92,7 @@ class UsageCollector:
 
 
 def _is_plausible(usage: RunUsage) -> bool:
-    """Whether amounts that a worker reports can be stored."""
+    """Return whether amounts that a worker reports can be stored."""
     return all(
         amount is None or 0 <= amount <= MAX_AMOUNT
         for amount in (usage.cpu_seconds, usage.max_memory, usage.elapsed, usage.cpus)

@@ -86,7 +86,7 @@ def signature(key: bytes, id: str, timestamp: int, body: bytes) -> str:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one of the public internet, also where it embeds another."""
+    """Return whether an address is of the public internet, and so is an address that it embeds."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
@@ -247,6 +247,6 @@ class DeliveryThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def stop(self) -> None:
-        """End the thread once what it runs is cancelled; do not wait for it."""
+        """End the thread once its work is cancelled; do not wait for it."""
         if self._loop is not None and self._stopped is not None:
             self._loop.call_soon_threadsafe(self._stopped.set)

@@ -183,7 +183,7 @@ class WorkerProcess:
         active_until = self._host.ledger.active_until
         process = await asyncio.create_subprocess_exec(
             settings.python or sys.executable,
-            "-P",  # nothing of the folder in which the daemon was started
+            "-P",  # no imports from the daemon's working folder
             "-m",
             "metasched.adapters.worker",
             stdin=asyncio.subprocess.PIPE,

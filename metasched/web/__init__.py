@@ -14,8 +14,8 @@ job_acts   cancel, hold, release, requeue, modify, resolve
 site_acts  drain, resume, totals of licences, cancelled reservations and series
 reserve    new reservations
 policy_acts   activated and undone versions of the policy
-results    what an act did, told by the next page
+results    result of an act, shown by the next page
 output     the last lines of a task
-live       the event stream that tells an open page to fetch itself again
+live       the event stream that makes an open page fetch itself again
 templates/ and static/   HTML, style and script
 """

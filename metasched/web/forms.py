@@ -18,13 +18,13 @@ _CONTENT_TYPE = "application/x-www-form-urlencoded"
 
 
 def form_token(request: Request) -> str:
-    """Return the token that forms carry. It tells nothing of the secret in the cookie."""
+    """Return the token that forms carry. It reveals nothing of the secret in the cookie."""
     secret: str = getattr(request.state, "form_secret", "")
     return hmac.digest(secret.encode(), b"forms of metasched", "sha256").hex() if secret else ""
 
 
 def require_same_origin(request: Request) -> None:
-    """ForbiddenError unless a page of this host has sent the request.
+    """Raise ForbiddenError unless a page of this host has sent the request.
 
     All browsers of the last years send `Sec-Fetch-Site` or `Origin` with a POST.
     """

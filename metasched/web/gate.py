@@ -1,6 +1,6 @@
 """The middleware around pages: checks the host, sets headers, signs in, shows errors as pages.
 
-What it lets through is admitted as any request of the API.
+Requests that pass it are admitted as any request of the API.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HEADERS = {
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    # no address leaves this host; with `no-referrer` a browser would not tell the origin of a form
+    # no address leaves this host; with `no-referrer` a browser would not send the origin of a form
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -106,7 +106,7 @@ class Gate:
                 app = RedirectResponse(f"{PAGES}/", 303)
             await app(scope, receive, send)
             return
-        scope.setdefault("app", self._pages)  # for what is answered here
+        scope.setdefault("app", self._pages)  # for answers made here
         request, is_static = Request(scope, receive), scope["path"].startswith(f"{PAGES}/static/")
         answer: Send = _PageSender(request, send, is_static)
         if live.UPDATE in request.headers:

@@ -1,9 +1,9 @@
-"""The event stream of an open page. It tells that something was stored, and nothing of it.
+"""The event stream of an open page. It reports that something was stored, and nothing of it.
 
 All streams share a clock, which ticks after a change, at most every 2 seconds. Pages that load
 after a tick are charged to a budget: the dearer they are, the later is the next tick. A browser
-that reads slowly misses ticks, and the next one stands for them. A stream takes a place of those
-that wait (`OpenConnections.waiting`), so each account has a share of them.
+that reads slowly misses ticks, and the next tick stands for them. A stream takes a place among the
+waiting requests (`OpenConnections.waiting`), so each account has a share of them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def time_element(value: str | None, missing: str = "–") -> Markup:
 
 
 def with_times(text: str) -> Markup:
-    """Return a text in which the times of messages are elements, as of `time_element`."""
+    """Return a text with the times of messages as elements, as of `time_element`."""
     begin, parts = 0, []
     for match in _ISO_TIME.finditer(text):
         parts += [Markup.escape(visible(text[begin : match.start()])), time_element(match[0])]

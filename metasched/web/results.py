@@ -1,4 +1,4 @@
-"""What an act did, told by the page to which its form leads.
+"""The result of an act, shown by the page after its form.
 
 The text is in the address of that page, with a digest that only this session can make: no other
 site can have a page say something. So nothing is kept, and a reload shows it again.
@@ -17,7 +17,7 @@ TEXT_FIELD, DIGEST_FIELD = "told", "told_by"
 
 
 def lead_to(request: Request, address: str, text: str) -> RedirectResponse:
-    """Return a redirection to a page without a query, which says what was done."""
+    """Return a redirection to a page without a query, which shows the result."""
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
     text = text.encode(errors="replace").decode()
@@ -26,7 +26,7 @@ def lead_to(request: Request, address: str, text: str) -> RedirectResponse:
 
 
 def result_of(request: Request) -> str:
-    """Return what the page of a request has to say of an act; "": nothing."""
+    """Return the result of an act for the page of a request; "": none."""
     text = request.query_params.get(TEXT_FIELD, "")
     shown = request.query_params.get(DIGEST_FIELD, "")
     expected = _digest(request, text)

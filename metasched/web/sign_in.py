@@ -67,7 +67,7 @@ async def _show(request: Request) -> Response:
 
 
 async def _sign_in(request: Request) -> Response:
-    """Open a session by a one-time link or a token, and set its cookie."""
+    """Open a session with a one-time link or a token, and set its cookie."""
     require_same_origin(request)
     daemon: Daemon = request.app.state.daemon
     web = daemon.settings.web

@@ -9,5 +9,5 @@ launcher_checks   the launcher of site mode, the mail program, secrets of webhoo
 database_checks   the database, held tasks, clocks by stored starts
 cluster_checks    each cluster, by calls of its own; licence servers
 daemon_checks     the running daemon, by its own answers
-probe_jobs        one small job for each cluster, on request
+probe_jobs        a small job for each cluster, on request
 """

@@ -38,7 +38,7 @@ class _Run:
 def run_side_by_side(checks: Sequence[Check], timeout: float) -> list[Finding]:
     """Run all checks in threads; return their findings in the order of the checks.
 
-    After `timeout` seconds in all, a check that still runs has one more finding that says so. Its
+    After `timeout` seconds in all, a check that still runs gets a finding that says so. Its
     thread is left behind: it may hang in a file system or a directory service, and does not keep
     the process alive.
     """

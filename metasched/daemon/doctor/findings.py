@@ -19,7 +19,7 @@ class Kind:
     component: str
     severity: Severity
     meaning: str
-    remedy: str  # where a finding has no more precise one
+    remedy: str  # for findings without a more precise remedy
 
 
 _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
