@@ -1,4 +1,4 @@
-"""Until when a daemon is certainly the active one, in memory that its workers read.
+"""The time until which a daemon is certainly active, in memory that its workers read.
 
 A standby takes over from a daemon that is silent. The workers of that daemon may still hold calls
 that it wrote before. They change nothing in their managers once a standby may have taken over.

@@ -582,7 +582,7 @@ def run_as_owner(
         os.setresuid(owner.pw_uid, owner.pw_uid, owner.pw_uid)
         if 0 in (*os.getresuid(), *os.getresgid(), *os.getgroups()):
             raise PermissionError(0, "it has the group of root")
-        # no process of the owner may trace this one, which still has the memory of the launcher
+        # no process of the owner may trace this process, which still has the memory of the launcher
         if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
             raise PermissionError(0, "the kernel does not protect it")
         if request.no_new_privs and _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -821,7 +821,7 @@ class ServiceManager:
         return cls(address, int(microseconds) / 1e6 if is_meant else None)
 
     def notify(self, **variables: str) -> None:
-        """Send variables such as READY="1". It never blocks and never fails: nobody may listen."""
+        """Send variables such as READY="1". Never blocks and never fails, also without listener."""
         if not self.address:
             return
         lines = (f"{name}={_one_line(value)}" for name, value in variables.items())

@@ -14,7 +14,7 @@ MAX_REQUEST_BYTES = 64 << 20
 PROTOCOL_HEADER = "Metasched-Protocol"
 API_PROTOCOL = 2
 NEXT_CURSOR_HEADER = "Metasched-Next-Cursor"  # of a page: `cursor` of the request for the next page
-FOLD = {"fold": "true"}  # query: one row for equal tasks of a job; earlier daemons ignore it
+FOLD = {"fold": "true"}  # query: a single row for equal tasks of a job; earlier daemons ignore it
 
 JOB_TOKEN_VARIABLE = "METASCHED_JOB_TOKEN_FILE"  # names the file with the token of a job
 # Variable of a request: the names that `--export` has named, separated by commas. A cluster with

@@ -1,4 +1,4 @@
-"""Ids of jobs and tasks as users write them, and the tasks of an array on one line."""
+"""Ids of jobs and tasks as users write them, and the tasks of an array on a line."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
 
 
 def _print_holders(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print who holds tokens; a daemon of an earlier release does not tell."""
+    """Print who holds tokens; a daemon of an earlier release does not report it."""
     lines: list[tuple[object, ...]] = []
     for row in rows:
         lines += [

@@ -1,4 +1,4 @@
-"""Errors and warnings, in one line each on stderr."""
+"""Errors and warnings, a line each on stderr."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Commands that take their options as one data class."""
+"""Commands that take their options as a data class."""
 
 import inspect
 from collections.abc import Callable
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def takes_options(options_class: type[T]) -> Callable[[Callable[[T], R]], Callable[..., R]]:
-    """Make a Typer command of a function of one `options_class`, a data class.
+    """Make a Typer command of a function whose only parameter is an `options_class`, a data class.
 
     Each field is an option: annotated as Typer wants a parameter, with its default.
     """

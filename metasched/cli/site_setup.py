@@ -155,7 +155,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _require_readable(choices: SiteChoices) -> None:
-    """ConfigError if the daemon would refuse the configuration; nothing was written then."""
+    """Raise ConfigError if the daemon would refuse the configuration; nothing was written then."""
     with tempfile.TemporaryDirectory(prefix="metasched-init-") as folder:
         path = Path(folder, "metasched.toml")
         path.write_text(daemon_text(choices))

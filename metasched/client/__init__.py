@@ -6,7 +6,7 @@ connection    a request to the daemon and its response
 address       where the daemon is
 unix_socket   connections to a daemon on this host
 remote        connections to a daemon on another host
-job_daemon    the daemon that dispatched the job in which a command runs
+job_daemon    the daemon that dispatched the job of a command
 credentials   tokens and MUNGE credentials for calls from another host
 option_words  options among the words of a command line
 options       the options of `submit`: names, values, help

@@ -79,7 +79,7 @@ def configured_address(config: str) -> str | None:
 def check_daemon(address: str) -> None:
     """Raise UserError if the account that called sudo may have named this daemon, or runs it.
 
-    Of a socket that does not exist, the folder counts in which it may be made.
+    Of a socket that does not exist, its folder is checked.
     """
     if not is_under_sudo():
         return
@@ -112,7 +112,7 @@ def _is_present(address: str) -> bool:
 
 
 def _default_address(config: str, socket: str) -> str:
-    """Return the address in a configuration if there is that file and it names one.
+    """Return the address in a configuration, if the file exists and names an address.
 
     A site hides a file that has a password of its database: then users find the usual socket.
     """

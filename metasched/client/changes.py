@@ -1,4 +1,4 @@
-"""Changed tasks as answers have them: one row for equal tasks of a job, or one for each task."""
+"""Changed tasks as in answers: a row for equal tasks of a job, or a row for each task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unfold(changes: Sequence[FoldedChange]) -> list[ChangedTask]:
 
 
 def fold(rows: Sequence[ChangedTask]) -> list[FoldedChange]:
-    """Return one row for equal tasks of a job; `rows` are by job and index."""
+    """Return a single row for equal tasks of a job; `rows` are by job and index."""
     from metasched.model.arrays import format_indices
 
     equal: dict[tuple[object, ...], list[ChangedTask]] = {}

@@ -183,7 +183,7 @@ class Client:
         cluster: str | None = None,
         exit_code: int | None = None,
     ) -> list[FoldedChange]:
-        """Call `change`; return one row for equal tasks of a job."""
+        """Call `change`; return a single row for equal tasks of a job."""
         body: dict[str, object] = {"jobs": list(jobs), "user": user, "state": state}
         later = {"cluster": cluster, "exit_code": exit_code}  # earlier daemons know neither
         body |= {name: value for name, value in later.items() if value is not None}
@@ -206,7 +206,7 @@ class Client:
         user: str | None = None,
         state: str | None = None,
     ) -> list[FoldedChange]:
-        """Call `modify`; return one row for equal tasks of a job."""
+        """Call `modify`; return a single row for equal tasks of a job."""
         body = {
             "choice": {"jobs": list(jobs), "user": user, "state": state},
             "changes": dict(changes),

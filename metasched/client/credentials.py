@@ -52,8 +52,8 @@ def credentials(
 ) -> Iterator[str]:
     """Yield values of the header for a request, the best first. Raise NoCredential if none.
 
-    `private`: nobody can read the connection, so that a token may be sent. `in_job`: the daemon
-    has dispatched the job in which this process runs.
+    `private`: no other account can read the connection, so that a token may be sent. `in_job`:
+    the daemon has dispatched the job of this process.
     """
     path = personal_token()
     if not in_job and (bearer := _bearer(path, daemon, private)):

@@ -73,7 +73,7 @@ def read_directives(script: str, path: str, warnings: list[str]) -> OptionValues
     """Return the options of the `#MS`, `#SBATCH`, `#$` and `#PBS` lines before the first command.
 
     Later lines override earlier lines, and `#MS` overrides the others. Unknown `#SBATCH` options
-    are listed in one entry of `warnings`. Raise InvalidSubmission for an unknown `#MS` option, an
+    are listed in an entry of `warnings`. Raise InvalidSubmission for an unknown `#MS` option, an
     essential `#SBATCH` option that is not supported, and a line of another manager that cannot be
     mapped.
     """

@@ -9,7 +9,7 @@ RECOMMENDED_FIRST_ID = 100_000_001  # above MaxJobId of Slurm, unless a cluster 
 
 
 def first_id_problem(first_id: int, clusters: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the problem with a daemon's `first_id` and its remedy; empty texts without one.
+    """Return the problem with a daemon's `first_id` and its remedy; empty texts if it is valid.
 
     `clusters` are the rows of `clusters --json`. The highest id of a cluster that has never
     answered is unknown, and not judged.

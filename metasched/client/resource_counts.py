@@ -18,7 +18,7 @@ GPU_OPTIONS = ("gpus", "gpus_per_node", "gpus_per_task")
 
 
 class ResourceConflict(ParseError):
-    """Options that contradict each other; `option` is the name of one of them."""
+    """Options that contradict each other; `option` names the first of them."""
 
     def __init__(self, option: str, problem: str, fix: str) -> None:
         super().__init__(problem, fix)

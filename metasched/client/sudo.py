@@ -1,4 +1,4 @@
-"""Under sudo and doas: what others may change names no program, configuration or daemon.
+"""Under sudo and doas: no path that others may change names a program, configuration or daemon.
 
 `sudo -E` keeps the variables of the calling account. The answers of a daemon name programs, and a
 configuration of Slurm names plug-ins: both would run as root, or as an operator. Which account has
@@ -43,12 +43,12 @@ def calling_uid() -> int | None:
 
 
 def is_under_sudo() -> bool:
-    """Whether an account called this process by sudo or doas, which may have set its variables."""
+    """Return whether an account, which may have set variables, called sudo or doas."""
     return calling_uid() is not None
 
 
 def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -> bool:
-    """Whether others than root and this account may change what a path names, links included.
+    """Return whether others than root and this account may change a path's file or its links.
 
     False without sudo. As with StrictModes of sshd, each part of the path is judged by its owner
     and its mode. What does not exist, or is no file of `type`, may be changed. `of_site`: the
@@ -59,7 +59,7 @@ def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -
     caller = calling_uid()
     owners = {0, os.geteuid()}
     try:
-        is_common = False  # whether anybody may have made what is in the folder
+        is_common = False  # whether any account may have made the entries of the folder
         for status in _parts(path):
             # only root may have given a place in a folder of root to another account
             if of_site and status.st_uid not in (*owners, caller) and not is_common:
@@ -78,10 +78,10 @@ def may_be_changed(path: str, type: int = stat.S_IFREG, of_site: bool = False) -
 
 
 def _parts(path: str) -> Iterator[os.stat_result]:
-    """Yield the status of each folder and link by which the kernel finds a path, and of its file.
+    """Yield the status of each folder and link on the way to a file, and of the file.
 
-    OSError if there is no such file, or if a link is one of /proc, which leads elsewhere than its
-    text says.
+    OSError if there is no such file, or if a link lies in /proc: such a link leads elsewhere than
+    its text says.
     """
     folder, links = "/", 0
     yield os.lstat(folder)
@@ -136,7 +136,7 @@ def check_config(path: str) -> None:
 
 
 def check_tls() -> None:
-    """Raise UserError if a variable of TLS names what others may change; call before `ssl`."""
+    """Raise UserError if a TLS variable names a file that others may change; call before `ssl`."""
     for name in _TLS_FILES:
         _check_variable(name, stat.S_IFREG)
     for name in _TLS_FOLDERS:

@@ -64,7 +64,7 @@ def _read_webhook(table: WebhookTable, base: Path, location: str) -> WebhookSett
 
 
 def _check_url(table: WebhookTable, location: str) -> None:
-    """ConfigError if the URL cannot be called, or events would be read on the way."""
+    """Raise ConfigError if the URL cannot be called, or events would be read on the way."""
     try:
         parts = urlsplit(table.url)
         host, _ = parts.hostname, parts.port

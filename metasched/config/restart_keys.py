@@ -1,4 +1,4 @@
-"""What a running daemon can take over of a changed configuration, and what changed. Pure."""
+"""Changed keys of a configuration: keys that a running daemon can take over, and others. Pure."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class CalendarSettings:
     act: CalendarAct
     rule: str
     zone: str
-    grace: float  # seconds by which a run may be late
+    grace: float  # most seconds that a run may be late
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class WebSettings:
     url: str  # of the pages, as browsers reach them over TCP; "": they do not
     proxy_socket: Path | None  # for a reverse proxy alone
     proxy_uid: int | None  # of the reverse proxy
-    user_header: str  # by which it names its user
+    user_header: str  # header field in which it names its user
 
     @property
     def is_private(self) -> bool:
@@ -160,7 +160,7 @@ class Settings:
     site: SiteTable | None = None  # None: personal mode
     tcp: TcpTable | None = None  # None: unix socket only
     web: WebSettings | None = None  # None: no pages
-    # environment variables by which jobs find the daemon; empty: they have those of the submission
+    # environment variables that lead jobs to the daemon; empty: those of the submission
     job_variables: Mapping[str, str] = field(default_factory=dict)
     licence_servers: tuple[LicenceServerSettings, ...] = ()
     # by user class; "" for all others

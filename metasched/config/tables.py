@@ -192,7 +192,7 @@ class LicenceTable(_Table):
 
 
 class ClusterJobTable(_Table):
-    """[cluster.job]: what the scripts of jobs see on a cluster."""
+    """[cluster.job]: the environment of job scripts on a cluster."""
 
     job_id: Literal["metasched", "native"] | None = None
     prologue: Annotated[str, AfterValidator(_require_shell_text)] = ""

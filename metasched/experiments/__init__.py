@@ -13,11 +13,11 @@ reserving_jobs       a share of the jobs reserves, through the daemon's core
 admission            reservations accepted or rejected, by the time of processor binding
 federation_file      a federation of a site's own, from a TOML file
 federations          federations of clusters from real traces
-federated            dispatch by metasched compared with what users do without it
+federated            dispatch by metasched compared with users who choose clusters
 estimates            estimated starts compared with true starts
 binomial_bounds      bounds of a wait from past waits, for comparison
 comparison           policies side by side over seeds
-plots, report        charts, and a report of one page
+plots, report        charts, and a report page
 trade_offs           two figures of stored results against each other, drawn
 html_page            parts of such a page
 """

@@ -35,7 +35,7 @@ class AdmissionCase(NamedTuple):
     published: dict[str, float] = {}  # noqa: RUF012 - read only
 
     def scenario(self, seed: int) -> Scenario:
-        """Draw the requests, in the order in which they arrive."""
+        """Draw the requests, in the order of arrival."""
         rng, requested, windows = Random(seed), 0.0, list[WindowRequest]()
         while requested < self.load * self.units * _WEEK:  # unit seconds
             size, duration = rng.choice(_SIZES[self.units]), rng.choice(_HOURS) * _HOUR
@@ -46,7 +46,7 @@ class AdmissionCase(NamedTuple):
         return Scenario(Workload("windows", (), windows=tuple(windows)), clusters)
 
     def run(self, seed: int) -> Schedule:
-        """Request the windows one after the other; nothing runs in them."""
+        """Request the windows in turn; nothing runs in them."""
         workload, clusters = self.scenario(seed)
         if self.column == "late":
             return simulate(workload, clusters, SimulationSettings(policy="first-fit", seed=seed))

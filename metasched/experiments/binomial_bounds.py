@@ -3,7 +3,7 @@
 Brevik, Nurmi, Wolski 2006, "Predicting bounds on queuing delay for batch-scheduled parallel
 machines" (BMBP, later QBETS). An order statistic of past waits bounds a quantile of the next wait
 with a given confidence, whatever the distribution. Jobs are grouped by their processors. After
-misses in a row the waits have changed, and only the last ones are kept.
+misses in a row the waits have changed, and only the last waits are kept.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections import deque
 from functools import cache
 from typing import NamedTuple
 
-QUANTILE, CONFIDENCE = 0.9, 0.95  # of the upper bound; the lower one has 1 - QUANTILE
+QUANTILE, CONFIDENCE = 0.9, 0.95  # of the upper bound; the lower bound has 1 - QUANTILE
 MIN_WAITS = 29  # least number with a bound: 1 - 0.9 ** 29 >= 0.95
 MISSES = 3  # in a row above the upper bound: a change
-MAX_WAITS = 5000  # kept of a group; older ones say little, and none is needed for a bound
+MAX_WAITS = 5000  # kept of a group; a bound does not need older waits
 GROUPS = (4, 16, 64)  # most processors of each group but the last
 _Z = 1.6449  # 95% quantile of the normal distribution
-_EXACT = 300  # waits up to which the binomial distribution is summed
+_EXACT = 300  # most waits for which the binomial distribution is summed
 
 
 class WaitBounds(NamedTuple):

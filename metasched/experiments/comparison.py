@@ -37,7 +37,7 @@ def compare(
 ) -> list[FigureResult]:
     """Simulate each policy with each seed; return its figures, with the first policy as baseline.
 
-    The arguments come from the command. UserError if one is invalid or a policy is given twice.
+    The arguments come from the command. UserError for an invalid argument or a repeated policy.
     """
     if duplicate := next((name for name in policies if policies.count(name) > 1), None):
         raise SettingError(f"{duplicate} is named twice, --policy; name each once")

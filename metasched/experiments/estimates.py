@@ -38,7 +38,7 @@ from metasched.simulate.workload import Workload
 
 ARRIVALS = 600  # at which a run makes estimates, drawn from the last tenth
 HELD_OUT = 10  # 1 / share of the jobs
-TOLERANCE = 1.0  # seconds by which a start may lie outside of an interval
+TOLERANCE = 1.0  # most seconds between a start and an interval that counts as hit
 _TRACES = {"KTH-SP2": ("KTH-SP2.swf.gz", 100), "SDSC-SP2": ("SDSC-SP2.swf.gz", 128)}
 
 
@@ -60,7 +60,7 @@ class Prediction(NamedTuple):
 
 
 class _Arrival(NamedTuple):
-    """What is known when a job arrives."""
+    """The state at the arrival of a job."""
 
     job: ScheduledJob
     snapshot: Snapshot  # the job is the last that waits
@@ -145,7 +145,7 @@ def _simulated(file: TraceFile) -> tuple[ScheduledJob, ...]:
 
 
 def _arrivals(jobs: Sequence[ScheduledJob], cpus: int, seed: int) -> Iterator[_Arrival]:
-    """Yield what is known at a sample of the arrivals of the last tenth."""
+    """Yield the states at a sample of the arrivals of the last tenth."""
     first = len(jobs) - len(jobs) // HELD_OUT
     held_out = range(first, len(jobs))
     sample = {*Random(seed).sample(held_out, min(ARRIVALS, len(held_out)))}

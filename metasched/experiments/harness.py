@@ -112,7 +112,7 @@ class Experiment:
     baseline: str  # column that the others are compared with, seed by seed
     figures: Mapping[str, Callable[[Any], float]]  # of the result of a run, by name
     cases: Callable[[], Sequence[ExperimentCase]]
-    quantity: str = ""  # of which the settings are values, with its unit: plotted as lines over it
+    quantity: str = ""  # quantity of the settings, with its unit: lines are plotted over it
     curves: Callable[[int], Iterable[Curves]] | None = None  # of a run with a seed
     # cases of another trace; None: it has its own workloads only
     cases_of_trace: Callable[[TraceFile], Sequence[ExperimentCase]] | None = None
@@ -121,7 +121,7 @@ class Experiment:
     cases_of_federation: Callable[[Path], Sequence[ExperimentCase]] | None = None
 
     def select_cases(self, source: CaseSource = None) -> Sequence[ExperimentCase]:
-        """Return the cases, those of a file if one is given. ExperimentError if it takes none."""
+        """Return the cases, or those of a given file. ExperimentError if it takes no file."""
         if source is None:
             return self.cases()
         if isinstance(source, Path):

@@ -1,4 +1,4 @@
-"""The greedy knapsack of Convergent Scheduling against an exact one, on the same instances.
+"""The greedy knapsack of Convergent Scheduling against an exact knapsack, on the same instances.
 
 Pasquali 2008, Table 5. The instances are those that CS_ni_p meets in a simulation.
 """
@@ -70,7 +70,7 @@ class KnapsackInstance(NamedTuple):
 
 
 class SolvedInstance(NamedTuple):
-    """The greedy choice beside the exact one, in percent."""
+    """The greedy choice relative to the exact choice, in percent."""
 
     value: float  # of the exact choice's value
     usage: float  # copies in use, mean over licences

@@ -1,4 +1,4 @@
-"""Several pieces of work at a time, each in a process of its own that ends with this one."""
+"""Several pieces of work at a time, each in a process of its own that ends with its parent."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class WorkFailed(UserError):
 def run_at_once(works: Sequence[Work], progress: Progress | None = None) -> list[Any]:
     """Run the works and return their results, which pass through pipes.
 
-    Each is called with a function to report steps. An error of the user in one is raised here,
-    any other as WorkFailed. Whatever is raised here (^C), no process stays.
+    Each is called with a function to report steps. A UserError in a process is raised here, any
+    other error as WorkFailed. Whatever is raised here (^C), no process stays.
     """
-    # forked: the works share what was read for them
+    # forked: the processes share the data that the parent has read
     context = get_context("fork")
     readers: list[Connection] = []
     processes = []

@@ -159,8 +159,8 @@ def plot_differences(results: Sequence[FigureResult]) -> list[tuple[str, Figure]
     """Plot the paired differences from the baseline as small multiples, with their 95% intervals.
 
     With several settings there is a plot for each figure with a panel for each setting, so that
-    panels share their axis; with a single one a plot with a panel for each figure. Return titles
-    and plots; none if all results are of the baseline.
+    panels share their axis. With a single setting there is a plot with a panel for each figure.
+    Return titles and plots; none if all results are of the baseline.
     """
     compared = [result for result in results if result.paired is not None]
     rows = list(dict.fromkeys(result.row for result in compared))
@@ -190,7 +190,7 @@ def plot_differences(results: Sequence[FigureResult]) -> list[tuple[str, Figure]
 
 
 def _small_multiples(panels: Mapping[str, Sequence[FigureResult]], *, shared: bool) -> Figure:
-    """Draw panels by title, a line for each policy; `shared`: they have one scale."""
+    """Draw panels by title, a line for each policy; `shared`: they share a scale."""
     from matplotlib.figure import Figure
 
     columns = list(dict.fromkeys(result.column for panel in panels.values() for result in panel))

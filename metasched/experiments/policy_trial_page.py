@@ -1,4 +1,4 @@
-"""The page of `policy try`: tables and plots of what a policy would have changed."""
+"""The page of `policy try`: tables and plots of the changes that a policy would have made."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ReservingCase(NamedTuple):
     row: str  # local policy
     column: str
     share: float  # of jobs that ask for a reservation
-    slack: float = 0.0  # seconds by which it may start later
+    slack: float = 0.0  # most delay of the start, in seconds
     published: dict[str, float] = {}  # noqa: RUF012 - read only
 
     def scenario(self, seed: int) -> Scenario:

@@ -61,7 +61,7 @@ STREAMS = {
 
 
 class ClassifiedJob(NamedTuple):
-    """The class of a job, 1 to `CLASSES`, and what it was decided by."""
+    """The class of a job, 1 to `CLASSES`, and the inputs of its decision."""
 
     item_class: int
     base: float  # in force

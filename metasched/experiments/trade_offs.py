@@ -1,4 +1,4 @@
-"""Trade-offs among stored results, drawn: what a policy gains in a figure, and costs in another."""
+"""Plots of trade-offs among stored results: a policy's gain in a figure, and loss in another."""
 
 from __future__ import annotations
 

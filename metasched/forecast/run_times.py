@@ -1,9 +1,9 @@
 """The distribution of run time over limit, by user and class, learnt from ended jobs. Pure.
 
-Users ask for far more time than their jobs need, and each in his own way; what a user's last jobs
-took predicts his next ones (Tsafrir, Etsion, Feitelson 2007, "Backfilling using system-generated
-predictions"). So the narrowest group with enough samples decides: jobs of the same user and limit,
-of the user, of the class, of the site.
+Users ask for far more time than their jobs need, each in his own way. The run times of a user's
+last jobs predict his next jobs (Tsafrir, Etsion, Feitelson 2007, "Backfilling using
+system-generated predictions"). So the narrowest group with enough samples decides: jobs of the
+same user and limit, of the user, of the class, of the site.
 """
 
 from __future__ import annotations

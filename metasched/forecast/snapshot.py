@@ -21,7 +21,7 @@ class RunningTask(NamedTuple):
 
 
 class WaitingTasks(NamedTuple):
-    """Tasks that wait with equal requests, such as an array: they start one after another."""
+    """Tasks that wait with equal requests, such as an array: they start in sequence."""
 
     cpus: int
     # seconds, on each cluster where the tasks may start, by its index in `Snapshot.clusters`: the
@@ -56,11 +56,11 @@ class Probe(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What runs and what waits."""
+    """Running and waiting tasks."""
 
     now: float
     clusters: tuple[ForecastCluster, ...]
     running: tuple[RunningTask, ...]
-    waiting: tuple[WaitingTasks, ...]  # in the order in which each cluster considers its part
+    waiting: tuple[WaitingTasks, ...]  # in the order of each cluster's scheduling
     site_resources: Mapping[str, int] = EMPTY  # free licences that clusters share
     probes: tuple[Probe, ...] = ()

@@ -25,7 +25,7 @@ from metasched.licence_servers.base import (
 )
 from metasched.licence_servers.process import query_command
 
-MAX_TROUBLES = 20  # listed one by one
+MAX_TROUBLES = 20  # listed singly
 _MAX_LINE = 4096  # characters of a plausible line
 _DAY = 86400.0
 

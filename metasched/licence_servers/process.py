@@ -56,7 +56,7 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # nothing of the folder in which the daemon was started
+        "-P",  # no imports from the daemon's working folder
         "-m",
         "metasched.licence_servers.process",
         stdin=asyncio.subprocess.PIPE,

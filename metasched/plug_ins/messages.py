@@ -1,4 +1,4 @@
-"""The lines between the daemon and the process of the plug-ins: JSON, one message each."""
+"""The lines between the daemon and the process of the plug-ins: JSON, a message each."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class PlugInAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a plug-in says of all jobs of a question; a line for each plug-in, in its order.
+    """The ratings of a plug-in for all jobs of a question; a line for each plug-in, in its order.
 
-    So a plug-in that ends the process is the first one without an answer.
+    So a plug-in that ends the process is the first plug-in without an answer.
     """
 
     id: str  # of the question

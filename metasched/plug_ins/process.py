@@ -1,6 +1,6 @@
 """The process of the plug-ins: answers questions on its input, a line for each plug-in.
 
-The pipes are moved away from standard input and output, so what a plug-in prints is lost and
+The pipes are moved away from standard input and output. So output of a plug-in is lost and
 cannot be an answer.
 """
 
@@ -19,7 +19,7 @@ NICENESS: Final = 5  # the scheduler goes first
 
 
 def answer(question: Question, loaded: dict[PlugIn, Any], plug_in: PlugIn) -> PlugInAnswer:
-    """Return what a plug-in says; it is loaded by the first question that names it."""
+    """Return the answer of a plug-in; it is loaded by the first question that names it."""
     if plug_in not in loaded:
         loaded.update(load_all([plug_in]))
     instance = loaded[plug_in]

@@ -61,7 +61,7 @@ _CLOCKS: Final = (
 
 
 class _Audit:
-    """What a plug-in does while it is asked. There is one: no audit hook can be removed."""
+    """Acts of a plug-in while it is asked. A single instance: no audit hook can be removed."""
 
     def __init__(self) -> None:
         self.acts: list[str] = []
@@ -152,7 +152,7 @@ def _cpu_seconds(plug_in: PlugIn, instance: Any, jobs: Sequence[Job]) -> float:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported, for the first time: that is no act of the plug-in."""
+    """Return whether a module is imported for the first time: that is no act of the plug-in."""
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("importlib._bootstrap"):
             return True
@@ -162,7 +162,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def _watched_clocks(plug_in_class: type, called: list[str]) -> Iterator[None]:
-    """Note calls of clocks: of module `time`, and of what the plug-in's module imported from it."""
+    """Note calls of clocks: of module `time`, and of names that the plug-in's module imported."""
 
     def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:

@@ -77,7 +77,7 @@ class SimulatedCluster:
         )
 
     def transfer_seconds(self, inputs: Sequence[StoredInput], machine: int) -> float:
-        """Return the seconds to bring the input to a machine, part by part; 0 for what is there.
+        """Return the seconds to bring the input to a machine, part by part; 0 for parts there.
 
         `Transf` of Pasquali 2008, §3.2.2. The slower of two links limits a transfer.
         """

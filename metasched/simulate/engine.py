@@ -116,14 +116,14 @@ class ScheduledJob(NamedTuple):
 
     @property
     def run_time(self) -> float:
-        """Seconds in which it ran."""
+        """Its running time in seconds."""
         if not self.suspended_runs:
             return self.end - self.start
         return sum(run.end - run.start for run in self.suspended_runs)
 
     @property
     def wait(self) -> float:
-        """Seconds in which it did not run: before its start, and suspended."""
+        """Seconds without running: before its start, and suspended."""
         wait = self.start - self.entry.job.submitted
         return wait + (self.end - self.start - self.run_time if self.suspended_runs else 0.0)
 
@@ -314,7 +314,7 @@ class Simulation:
         return runnable
 
     def _can_run(self, manager: SimulatedManager, job: Job) -> bool:
-        """Whether the job could run there on an empty cluster, with its licences."""
+        """Return whether the job could run there on an empty cluster, with its licences."""
         pools = {pool.name: pool for pool in self._licence_pools}
         if self._leasing and any(
             (pool := pools.get(name)) is None
@@ -385,7 +385,7 @@ class Simulation:
                 assert desk is not None
                 desk.request(now, requests.popleft(), None)
             if timer <= now:
-                if desk is not None:  # what has ended is not to be ended with its window
+                if desk is not None:  # an ended job is not to be ended with its window
                     self._report_to_core(now, self._unreported | self._needs_pass)
                 self._step_core(TimerExpired(now))
             self._run_policies(now, polled)
@@ -428,7 +428,7 @@ class Simulation:
         return counts
 
     def _apply_drain(self, now: float, event: ClusterDrained | ClusterResumed) -> None:
-        """Pass the act of an operator to the core, which knows what is pending from polls."""
+        """Pass the act of an operator to the core, which knows the pending tasks from polls."""
         self._list_pending(now)
         self._report_to_core(now, set(range(len(self._managers))))
         self._step_core(event)
@@ -521,7 +521,7 @@ class Simulation:
             self._submit(now, self._as_submitted(entry))
 
     def _as_submitted(self, entry: WorkloadEntry) -> Job:
-        """Return a job as the core gets it: recorded ones have the ids of the record."""
+        """Return a job as the core gets it: recorded jobs have the ids of the record."""
         id, _ = self._task_ids[entry.job.id]
         return entry.job if id == entry.job.id else structs.replace(entry.job, id=id)
 
@@ -557,7 +557,7 @@ class Simulation:
             self._step_core(UserRequested(now, "release", job.id, arrival.indices))
 
     def _is_refused(self, job: Job) -> bool:
-        """Whether the daemon would refuse the submission for a limit of the site."""
+        """Return whether the daemon would refuse the submission for a limit of the site."""
         limits, tasks = self.core.limits, len(job.indices)
         refusal = limits.permanent_refusal(job) or limits.admission_refusal([(job, tasks)])
         return refusal is not None
@@ -683,7 +683,7 @@ class Simulation:
         return core.pull_candidates(name, manager.cluster_info(), now)
 
     def _policy_is_due(self, index: int, now: float) -> bool:
-        """Whether the local policy may run now: always, or at multiples of its period."""
+        """Return whether the local policy may run now: always, or at multiples of its period."""
         manager = self._managers[index]
         period = manager.policy.period
         if period <= 0:
@@ -785,7 +785,7 @@ class Simulation:
             self._report_cluster(now, index, pulls=pulls)
 
     def _report_cluster(self, now: float, index: int, *, pulls: bool = False) -> None:
-        """Report what a poll of a manager would show now; nothing without a change or a pull."""
+        """Report the listing of a manager as of a poll; nothing without a change or a pull."""
         if self._leasing and self._unlisted:  # dispatched by the report of another, and accepted
             self._list_pending(now)
         manager, updates = self._managers[index], self._updates[index]

@@ -18,7 +18,7 @@ INTERVAL = 300.0
 
 
 class SimulatedForecaster:
-    """Learns from ends, and makes a forecast when one is due."""
+    """Learns from ends, and makes forecasts when they are due."""
 
     def __init__(
         self, core: Core, policies: Mapping[str, Callable[[], LocalPolicy]], seed: int

@@ -14,7 +14,7 @@ from metasched.simulate.clusters import SimulatedCluster
 class KeptWindows:
     """The windows that a simulated manager keeps: those of the cluster, and reservations.
 
-    Reservations have names. Windows of the cluster have none: nobody's jobs run in them.
+    Reservations have names. Windows of the cluster have none: no jobs run in them.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
@@ -50,7 +50,7 @@ class KeptWindows:
         self._reserved.pop(name, None)
 
     def survey(self, now: float, running: Iterable[RunningJob]) -> Survey:
-        """Return what the manager reports of its reservations and jobs, by estimates."""
+        """Return the manager's report of its reservations and jobs, by estimates."""
         pool = ProcessorPool(self._location, self._cpus, tuple(self._uses(now, running)))
         reservations = tuple(
             ManagerReservation(name, w.start, w.end, self._location, w.cpus)

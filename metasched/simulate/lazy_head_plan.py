@@ -24,7 +24,7 @@ class LazyHeadPlan(HeadPlan):
         return getattr(plan, name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copy what was read. A plan that nobody read is copied as one that is unknown."""
+        """Copy the plan if it was read; else the copy has an unknown plan."""
         if "start" not in vars(self):
             return HeadPlan, (math.inf, (), {})
         return HeadPlan, (self.start, self.partitions, self.licences)

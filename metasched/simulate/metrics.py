@@ -276,7 +276,7 @@ class _Requests(NamedTuple):
 def _mean_usage(resources: Sequence[_Requests]) -> float:
     """Return the mean over time of the mean of used / min(units, requested) over resources.
 
-    Only resources that are requested count, and only times at which one is.
+    Only requested resources count, and only times with a requested resource.
     """
     changes: list[tuple[float, int, int, int]] = []  # time, resource, used, requested
     for index, resource in enumerate(resources):

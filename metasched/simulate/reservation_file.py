@@ -19,16 +19,16 @@ MAX_BYTES = 10**7  # of a file
 
 
 class RequestTable(BaseModel):
-    """A request, or one that recurs; times are seconds or texts such as "8h"."""
+    """A request, which may recur; times are seconds or texts such as "8h"."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     start: SecondsOrZero  # from the origin of the trace
     duration: Seconds
     cpus: Annotated[int, Field(ge=1, le=MAX_CPUS)]
-    slack: SecondsOrZero = 0.0  # by which it may start later
+    slack: SecondsOrZero = 0.0  # most delay of the start
     ahead: SecondsOrZero = 86400.0  # from its request to its start
-    every: Seconds | None = None  # from one start to the next
+    every: Seconds | None = None  # from a start to the next
     count: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = 1  # occurrences
     user: Annotated[str, Field(max_length=100)] = ""
     clusters: tuple[str, ...] = ()  # to choose from; empty: all

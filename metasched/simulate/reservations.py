@@ -67,7 +67,7 @@ class ReservationDesk:
     """Requests windows of the core and carries out its actions on the managers.
 
     `step` passes an event to the core; the caller hands the actions of each outcome to `act`.
-    `offers` returns what the core offers for a request, by cluster, and reserves nothing.
+    `offers` returns the core's offers for a request, by cluster, and reserves nothing.
     """
 
     def __init__(

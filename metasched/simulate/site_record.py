@@ -13,8 +13,8 @@ from metasched.db.store import Database
 def open_record(backup: str | None, config: Path | None) -> tuple[Database, dict[str, str]]:
     """Return the database, and the policies of its local clusters as far as they are known.
 
-    `backup`: a file or URL; None: the database of the configuration, of which None is the nearest
-    one. No event has the policies of local clusters, so those of a backup are not known.
+    `backup`: a file or URL; None: the database of `configuration`, by default the nearest
+    configuration. Policies of local clusters are in no event, so those of a backup are unknown.
     """
     if backup is not None:
         is_url = "://" in backup

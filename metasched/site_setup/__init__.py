@@ -1,4 +1,4 @@
-"""`metasched init site`: what a host needs to run a site, found out and written as root.
+"""`metasched init site`: finds out and writes, as root, the files of a host that runs a site.
 
 choices          what an admin decides: clusters, account, database, paths
 discovery        finds slurm.conf files and Grid Engine cells

@@ -101,7 +101,7 @@ def reload_units() -> None:
 
 
 def check_launcher(choices: SiteChoices) -> str | None:
-    """Return what the launcher says about its configuration; None if it is right."""
+    """Return the launcher's error for its configuration; None if it is right."""
     command = [choices.python, "-I", "-S", f"{choices.package}/launcher.py"]
     checked = subprocess.run(
         [*command, "--config", "/etc/metasched/launcher.toml", "--check"],

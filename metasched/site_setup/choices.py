@@ -73,7 +73,7 @@ SiteCluster = SlurmCluster | GridEngineCell | LocalCluster
 class SiteChoices:
     """All that the files of a site depend on."""
 
-    prefix: str  # of the environment in which metasched is installed
+    prefix: str  # of the environment that metasched is installed in
     package: str  # folder of the package there
     python: str  # interpreter that runs the launcher and supervisors as root and as users
     clusters: tuple[SiteCluster, ...]  # the most powerful first
@@ -89,7 +89,7 @@ class SiteChoices:
         return parts.password is not None or "password" in parts.query
 
     def require_valid(self) -> None:
-        """SiteSetupError for a name or path that a unit or a configuration could not hold."""
+        """Raise SiteSetupError for a name or path that a unit or a configuration could not hold."""
         if not self.clusters:
             raise SiteSetupError(
                 "no cluster was found; name some with --slurm, --gridengine or --local"

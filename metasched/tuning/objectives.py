@@ -64,6 +64,6 @@ def mean_values(schedule: Schedule, objectives: Sequence[str]) -> tuple[float, .
 
 
 def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Whether no value of the first is higher, and one is lower."""
+    """Return whether no value of the first is higher, and at least one is lower."""
     pairs = list(zip(first, second, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)

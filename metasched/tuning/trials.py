@@ -55,8 +55,8 @@ def run_trial(
 ) -> TrialRun:
     """Simulate the training part; `earlier` are the early values of the trials to compare with.
 
-    A trial is pruned after its first jobs if at least half of those dominate it: with one objective
-    if it is worse than their median. No `earlier` trials: it is not pruned.
+    A trial is pruned after its first jobs if at least half of those dominate it: with a single
+    objective if it is worse than their median. No `earlier` trials: it is not pruned.
     """
     inputs, started = read_inputs(sources), process_time()
     try:
