@@ -210,6 +210,10 @@ def location_after_move(cluster: ReservableCluster, site: Site, id: int, before:
     return location
 
 
+def until_without_spare(site: Site, id: int) -> None:
+    site.until(lambda: "no other node is free" in site.reservation(id)["cause"])
+
+
 @pytest.mark.usefixtures("divided")
 def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes_along(
     cluster: ReservableCluster, reserving_site: Site
@@ -221,9 +225,16 @@ def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes
     site.until(lambda: site.row(job)["state"] == "pending")
     site.until(lambda: site.row(job)["reason"].startswith(cluster.pending_reason))
     native = site.row(job)["native_id"]
+    crowded = []  # in another window, for which no other location is free
+    if cluster.capabilities.reserves_named_nodes:
+        later = ("--start", "+3h", "--duration", "10m")
+        crowded = [reserve(site, "--size", str(cluster.cpus), *later)["reservation"]]
 
     cluster.disable(first)
     second = location_after_move(cluster, site, id, first)
+    for other in crowded:
+        until_without_spare(site, other)
+        assert first in site.reservation(other)["nodes"]
     assert [cluster.reservation_of_job(native)] == cluster.natives_of(id)
     site.until(lambda: site.reservation(id)["cause"].startswith("moved to"))
     assert site.reservation(id)["state"] == "bound"
@@ -233,7 +244,7 @@ def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes
     spare = [location for location in cluster.locations if location not in (first, second)]
     for location in (*spare, second):
         cluster.disable(location)
-    site.until(lambda: "no other node is free" in site.reservation(id)["cause"])
+    until_without_spare(site, id)
     assert site.reservation(id)["state"] == "bound"
     for location in cluster.locations:
         cluster.enable(location)
@@ -242,7 +253,7 @@ def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes
     assert (row["state"], row["native_id"]) == ("pending", native)
     site.run("cancel", str(job))
     site.until_ended(job)
-    cancel(site, cluster, id)
+    cancel(site, cluster, id, *crowded)
     end_in_order(site)
 
 

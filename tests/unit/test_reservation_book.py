@@ -339,13 +339,30 @@ def test_a_node_that_fails_after_the_start_is_replaced_if_another_is_free() -> N
     assert 2 not in desk.book.by_id
 
 
-def test_a_request_stores_no_reservation_that_is_only_bound_again() -> None:
-    """Its manager may have to move those that it has not confirmed yet in another order."""
+def test_a_request_binds_no_reservation_that_needs_none_of_the_nodes_that_move() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20)
     out = desk.ask(2, 30, 40)
-    assert out.reservation_actions == [Bind("alpha", 1), Bind("alpha", 2)]
+    assert out.reservation_actions == [Bind("alpha", 2)]
     assert list(out.reservations) == [2]
+
+
+def test_a_reservation_is_bound_again_after_another_that_still_has_its_node() -> None:
+    """Reservation 1 is to leave n1 for n3, then for n3 and n4; 2 waits for n1, 3 for nothing."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3", "n4"), 4, True))
+    desk.ask(1, 10, 20, size=2)
+    desk.bind(1)
+    assert desk[1].nodes == ("n1", "n2")
+    up = NodeUsage(("n2", "n3", "n4"), 4, True)
+    desk.report(T + 1, NodeUsage(("n1",), 4, False), up, held=desk.held())
+    desk.report(T + 2, NodeUsage(("n1", "n2", "n3", "n4"), 4, True), held=desk.held())
+    desk.ask(2, 10, 20, now=T + 2)
+    desk.ask(3, 30, 40, now=T + 2)
+    assert (set(desk[1].nodes), desk[2].nodes) == ({"n2", "n3"}, ("n1",))
+    up = NodeUsage(("n1", "n3", "n4"), 4, True)
+    out = desk.report(T + 3, NodeUsage(("n2",), 4, False), up, held=desk.held())
+    assert set(desk[1].nodes) == {"n3", "n4"}
+    assert out.reservation_actions == [Bind("alpha", 1), Bind("alpha", 2)]
 
 
 def test_one_that_lacks_a_node_hinders_none_in_another_window() -> None:

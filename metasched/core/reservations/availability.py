@@ -30,7 +30,6 @@ class Availability:
         self._licences = licences
         self.open_on, self.assigned_on = reservations.open_on, reservations.assigned_on
         self.first_start_on = reservations.first_start_on
-        self.unsettled_on, self.unbound_on = reservations.unsettled_on, reservations.unbound_on
         self.clusters: dict[str, Cluster] = {}
         self.instance = ""
         self.surveys: dict[str, Survey] = {}  # the last of each cluster, see `record_survey`

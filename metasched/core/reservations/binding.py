@@ -19,9 +19,9 @@ from metasched.core.reservations.consequences import (
     with_cause,
 )
 from metasched.core.reservations.events import Bind
-from metasched.core.reservations.index import may_still_move
 from metasched.core.reservations.node_choice import (
     Assignment,
+    changed_nodes,
     lowest_free_nodes,
     moves_in_order,
     nodes_after_failures,
@@ -164,15 +164,12 @@ class NodeBinding:
 
         `causes` are new causes by reservation; others keep theirs.
 
-        Reservations whose nodes the manager has not confirmed are bound again, except those in
-        `without`: it may have to move them in another order.
+        Reservations that need nodes which a moved reservation still has are bound again, after
+        it, except those in `without`.
         """
-        unconfirmed = {
-            reservation.id: reservation.nodes
-            for reservation in self._unconfirmed_on(cluster)
-            if reservation.id not in without
-        }
-        moves = moves_in_order({**unconfirmed, **assignment}, self._reservations, forced)
+        changes = changed_nodes(assignment, self._reservations, forced)
+        changes |= self._waiting_for_nodes(cluster, changes, without)
+        moves = moves_in_order(changes, self._reservations)
         for id, nodes in moves:
             reservation = self._reservations[id]
             cause = causes.get(id, reservation.cause)
@@ -182,13 +179,26 @@ class NodeBinding:
             if not self.awaits_choice(reservation):
                 yield Bind(cluster, id)
 
-    def _unconfirmed_on(self, cluster: str) -> Iterator[Reservation]:
-        """Yield reservations that the manager is to bind to other nodes than it has."""
-        yield from self._availability.unsettled_on(cluster)
-        if not self._availability.clusters[cluster].binds_late:
-            yield from self._availability.unbound_on(cluster)
-            return
-        for id in self._nodes_chosen:
-            reservation = self._reservations[id]
-            if reservation.cluster == cluster and may_still_move(reservation):
-                yield reservation
+    def _waiting_for_nodes(
+        self, cluster: str, moving: Collection[int], without: Collection[int]
+    ) -> dict[int, tuple[str, ...]]:
+        """Return the nodes of reservations that are to be bound, and must be so after the moving.
+
+        They need nodes that one of the moving, or of themselves, has at the manager. Their number
+        is that of the nodes looked at, not that of all reservations to be bound.
+        """
+        assigned = self._availability.assigned_on(cluster)
+        waiting = dict[int, tuple[str, ...]]()
+        blockers = list(moving)
+        for id in blockers:  # grows
+            blocker = self._reservations[id]
+            for node in blocker.bound_nodes:
+                for other_id in assigned.ids_on(node, blocker.start, blocker.until):
+                    if other_id in waiting or other_id in moving or other_id in without:
+                        continue
+                    other = self._reservations[other_id]
+                    is_bound = set(other.nodes) == set(other.bound_nodes)
+                    if not (is_bound or self.awaits_choice(other)):
+                        waiting[other_id] = other.nodes
+                        blockers.append(other_id)
+        return waiting

@@ -24,8 +24,6 @@ class ReservationIndex:
         self._open: dict[str, dict[int, Reservation]] = {}  # by cluster and id
         self._counts: Counter[str] = Counter()  # of all, by cluster
         self._assigned: dict[str, AssignedNodes] = {}  # of those that may still move, by cluster
-        self._unsettled: dict[str, dict[int, Reservation]] = {}  # see `unsettled_on`
-        self._unbound: dict[str, dict[int, Reservation]] = {}  # see `unbound_on`
         self._starts: dict[str, DueTimes] = {}  # of those that may still move, by cluster
 
     def load(self, reservations: Iterable[Reservation]) -> None:
@@ -34,8 +32,6 @@ class ReservationIndex:
         self._open.clear()
         self._counts.clear()
         self._assigned.clear()
-        self._unsettled.clear()
-        self._unbound.clear()
         self._starts.clear()
         for reservation in reservations:
             self.store(reservation)
@@ -50,24 +46,13 @@ class ReservationIndex:
             self._open.setdefault(cluster, {})[id] = reservation
         elif cluster in self._open:
             self._open[cluster].pop(id, None)
-        may_move = may_still_move(reservation)
         starts = self._starts.setdefault(cluster, DueTimes())
-        if may_move:
+        if may_still_move(reservation):
             self.assigned_on(cluster).put(demand_of(reservation))
             starts.set(id, reservation.start)
         else:
             self.assigned_on(cluster).remove(id)
             starts.discard(id)
-        is_unbound = reservation.state is ReservationState.CONFIRMED and not reservation.bound_nodes
-        is_unsettled = may_move and set(reservation.nodes) != set(reservation.bound_nodes)
-        for kept, belongs in (
-            (self._unsettled, is_unsettled and not is_unbound),
-            (self._unbound, is_unsettled and is_unbound),
-        ):
-            if belongs:
-                kept.setdefault(cluster, {})[id] = reservation
-            elif cluster in kept:
-                kept[cluster].pop(id, None)
 
     def remove(self, reservation: Reservation) -> None:
         """Forget a reservation that is over. O(1)."""
@@ -83,17 +68,6 @@ class ReservationIndex:
         if cluster not in self._assigned:
             self._assigned[cluster] = AssignedNodes()
         return self._assigned[cluster]
-
-    def unsettled_on(self, cluster: str) -> list[Reservation]:
-        """Return reservations that may still move and whose manager has not their nodes.
-
-        Not those of `unbound_on`.
-        """
-        return list(self._unsettled.get(cluster, {}).values())
-
-    def unbound_on(self, cluster: str) -> list[Reservation]:
-        """Return confirmed reservations with nodes, of which the manager has none."""
-        return list(self._unbound.get(cluster, {}).values())
 
     def first_start_on(self, cluster: str) -> float | None:
         """Return the earliest start of a reservation that may still move, or None. O(1)."""

@@ -87,18 +87,25 @@ def nodes_after_failures(
     return {id: held.get(id, ()) + nodes for id, nodes in assignment.items()}
 
 
-def moves_in_order(
-    assignment: Assignment, reservations: Mapping[int, Reservation], forced: int | None = None
-) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the reservations whose nodes change, in an order in which each finds its nodes free.
+def changed_nodes(
+    assignment: Assignment, reservations: Mapping[int, Reservation], forced: int | None
+) -> dict[int, tuple[str, ...]]:
+    """Return the part of an assignment that is not stored, or that the manager has not confirmed.
 
     The reservation `forced` is included even if its nodes stay the same.
     """
-    new_nodes = {
+    return {
         id: nodes
         for id, nodes in assignment.items()
-        if set(nodes) != set(reservations[id].bound_nodes) or id == forced
+        if not set(nodes) == set(reservations[id].nodes) == set(reservations[id].bound_nodes)
+        or id == forced
     }
+
+
+def moves_in_order(
+    new_nodes: Assignment, reservations: Mapping[int, Reservation]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the reservations in an order in which each finds its new nodes free."""
     current = {
         moved.id: NodeDemand(moved.id, moved.start, moved.until, moved.size, moved.bound_nodes)
         for moved in map(reservations.__getitem__, new_nodes)
