@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 
 from metasched.carts.node_assignment import (
@@ -150,7 +150,7 @@ class AssignedNodes:
             needed = len(demands) * len(busy)
             if checks + needed <= MAX_CHECKS:
                 checks += needed
-                assignment |= assign_nodes_anew(busy, demands) or {}
+                assignment |= _assign_by_amounts(busy, demands) or {}
         return assignment
 
     def _use_beside(self, busy: Mapping[str, Sequence[Span]], replaced: Iterable[int]) -> _NodeUse:
@@ -231,7 +231,21 @@ def _assign_anew(
         demands = [demand for period in _connected(demands, unmet) for demand in period]
         if len(demands) * len(busy) > MAX_CHECKS:
             return None
-    return assign_nodes_anew(busy, demands)
+    return _assign_by_amounts(busy, demands)
+
+
+def _assign_by_amounts(
+    busy: Mapping[str, Sequence[Span]], demands: Sequence[NodeDemand]
+) -> Assignment | None:
+    """Assign all demands anew, unless amounts forbid it: that takes less time to see."""
+    changes = [(demand.start, demand.size) for demand in demands]
+    changes += [(demand.end, -demand.size) for demand in demands]
+    for node_spans in busy.values():
+        for start, end in merge_spans(node_spans):
+            changes += ((start, 1), (end, -1))
+    changes.sort()  # at each moment what ends comes first
+    most = max(accumulate(change for _, change in changes), default=0)
+    return assign_nodes_anew(busy, demands) if most <= len(busy) else None
 
 
 def _connected(demands: Iterable[NodeDemand], ids: Collection[int]) -> list[list[NodeDemand]]:
@@ -325,8 +339,10 @@ class _NodeUse:
 
     def _fit(self, node: str, demand: NodeDemand) -> tuple[float, float] | None:
         """Return the idle times around the window on a node; None: it is not free."""
-        beside_busy = idle_times(self._busy[node], demand)
         beside_taken = idle_times(self._taken_on(node), demand)
-        if beside_busy is None or beside_taken is None:
+        if beside_taken is None or not self._busy[node]:
+            return beside_taken
+        beside_busy = idle_times(self._busy[node], demand)
+        if beside_busy is None:
             return None
         return min(beside_busy[0], beside_taken[0]), min(beside_busy[1], beside_taken[1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metasched.carts import carts as carts_module
 from metasched.carts import tree
 from metasched.carts.carts import Carts
-from metasched.core.reservations.free_capacity import FreeCapacity, Use
+from metasched.core.reservations.free_capacity import FreeCapacity, HeldNodes, Use
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState, manager_name
 from metasched.model.survey import ManagerReservation, NodeUsage, ProcessorPool, Span, Survey
 from tests.harness.examples import examples
@@ -125,21 +125,31 @@ def plain_free(capacity: int, uses: list[Use], now: float) -> list[tuple[float, 
 
 
 @examples(300)
-@given(surveys(), st.lists(versions() | st.integers(1, 9), max_size=12), st.booleans())
+@given(surveys(), st.lists(versions() | st.integers(1, 9) | surveys(), max_size=12), st.booleans())
 def test_free_capacity_is_that_of_a_walk_over_all_reservations(
-    survey: Survey, steps: list[Reservation | int], together: bool
+    survey: Survey, steps: list[Reservation | int | Survey], together: bool
 ) -> None:
-    """Each step is a new version of a reservation, or time that passes."""
+    """Each step is a new version of a reservation, another survey, or time that passes."""
     book, now = dict[int, Reservation](), 0.0
 
     def open_reservations() -> list[Reservation]:
         return [r for r in book.values() if r.state in OPEN_STATES]
 
-    capacity = FreeCapacity(survey, open_reservations, lambda id: manager_name("i", id), GUARD)
+    def capacity_by(survey: Survey) -> FreeCapacity:
+        return FreeCapacity(
+            survey, held, open_reservations, lambda id: manager_name("i", id), GUARD
+        )
+
+    held = HeldNodes(())
+    capacity = capacity_by(survey)
     for step in steps:
         if isinstance(step, Reservation):
             before, book[step.id] = book.get(step.id), step
+            held.update(before, step)
             capacity.update(before, step)
+        elif isinstance(step, Survey):
+            survey = step
+            capacity = capacity_by(survey)
         else:
             now += step
         found = capacity.carts(now, together)

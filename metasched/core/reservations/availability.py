@@ -16,7 +16,7 @@ from metasched.carts.node_assignment import NodeDemand, merge_spans
 from metasched.carts.relocation import NO_MOVE_BEFORE_START, PoolMap, SlotUse
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.reservations.events import ReservationRequested
-from metasched.core.reservations.free_capacity import FreeCapacity
+from metasched.core.reservations.free_capacity import FreeCapacity, HeldNodes
 from metasched.core.reservations.index import ReservationIndex, demand_of, may_still_move
 from metasched.model.cluster import Cluster
 from metasched.model.reservation import Reservation, manager_name
@@ -36,12 +36,14 @@ class Availability:
         self._usable_nodes: dict[str, frozenset[str]] = {}  # by cluster
         # nodes of metasched's reservations by cluster and name at the manager
         self._reported_nodes: dict[str, dict[str, set[str]]] = {}
+        self._held_nodes: dict[str, HeldNodes] = {}  # by cluster, since its first survey
         self._capacities: dict[str, FreeCapacity] = {}  # by cluster
 
     def configure(self, instance: str, clusters: Mapping[str, Cluster]) -> None:
         """Set the clusters and forget all surveys."""
         self.instance, self.clusters, self.surveys = instance, dict(clusters), {}
-        self._usable_nodes, self._reported_nodes, self._capacities = {}, {}, {}
+        self._usable_nodes, self._reported_nodes = {}, {}
+        self._held_nodes, self._capacities = {}, {}
 
     def record_survey(self, cluster: str, survey: Survey) -> None:
         """Take over the survey of a cluster; the one before is forgotten."""
@@ -51,8 +53,11 @@ class Availability:
         self.surveys[cluster] = survey
         self._usable_nodes[cluster] = survey.usable_nodes
         self._reported_nodes[cluster] = reported
+        if cluster not in self._held_nodes:
+            self._held_nodes[cluster] = HeldNodes(self.open_on(cluster))
         self._capacities[cluster] = FreeCapacity(
             survey,
+            self._held_nodes[cluster],
             lambda: self.open_on(cluster),
             lambda id: manager_name(self.instance, id),
             self.guard(cluster),
@@ -61,6 +66,7 @@ class Availability:
     def update(self, before: Reservation | None, after: Reservation) -> None:
         """Take over a new version of a reservation; None: there was none before."""
         if after.cluster in self._capacities:
+            self._held_nodes[after.cluster].update(before, after)
             self._capacities[after.cluster].update(before, after)
 
     def surveyed_at(self, cluster: str) -> float:

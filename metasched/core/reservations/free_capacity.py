@@ -7,7 +7,7 @@ reserved, as after the failure of a node. Times are seconds since the epoch.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from metasched.carts.carts import Carts
 from metasched.carts.node_assignment import merge_spans
@@ -18,12 +18,53 @@ from metasched.model.survey import Span, Survey
 Use = tuple[float, float, int]  # start, end, units
 
 
+class HeldNodes:
+    """When a cluster's manager keeps which nodes for open reservations; no survey changes it."""
+
+    def __init__(self, reservations: Iterable[Reservation]) -> None:
+        self._windows: dict[str, list[tuple[float, float, int]]] = {}  # start, end, id; by node
+        self._active: dict[str, dict[int, Span]] = {}  # of those that have begun, by node
+        for reservation in reservations:
+            self._enter(reservation)
+
+    def update(self, before: Reservation | None, after: Reservation) -> None:
+        """Take over a new version of a reservation. O(log n) for each of its nodes."""
+        if before is not None and _facts(before) == _facts(after):
+            return
+        if before is not None:
+            self._leave(before)
+        self._enter(after)
+
+    def windows_on(self, node: str) -> Sequence[tuple[float, float, int]]:
+        """Return start, end and id of the reservations of a node, in order."""
+        return self._windows.get(node, ())
+
+    def active_on(self, node: str) -> Iterable[Span]:
+        """Return the windows of a node that have begun."""
+        return self._active.get(node, {}).values()
+
+    def _enter(self, reservation: Reservation) -> None:
+        for node in _nodes_of(reservation):
+            window = (reservation.start, reservation.until)
+            insort(self._windows.setdefault(node, []), (*window, reservation.id))
+            if reservation.state is ReservationState.ACTIVE:
+                self._active.setdefault(node, {})[reservation.id] = window
+
+    def _leave(self, reservation: Reservation) -> None:
+        entry = (reservation.start, reservation.until, reservation.id)
+        for node in _nodes_of(reservation):
+            windows = self._windows[node]
+            del windows[bisect_left(windows, entry)]
+            self._active.get(node, {}).pop(reservation.id, None)
+
+
 class FreeCapacity:
     """Free nodes or processors of a cluster between two of its surveys."""
 
     def __init__(
         self,
         survey: Survey,
+        held: HeldNodes,
         open_reservations: Callable[[], list[Reservation]],
         name_of: Callable[[int], str],
         guard: float,
@@ -42,43 +83,23 @@ class FreeCapacity:
         self._jobs = {  # and others' reservations, by node
             node: group.spans for group in survey.nodes if group.up for node in group.nodes
         }
-        self._windows: dict[str, list[tuple[float, float, int]]] = {}  # start, end, id; by node
-        self._active: dict[str, dict[int, Span]] = {}  # of those that have begun, by node
+        self._held = held
         self._nodes: list[Carts] | None = None  # or pools; None: to be built
         self._together: list[Carts] | None = None  # over all pools; None: to be built
         self._counted: dict[str, list[Span]] = {}  # by node; what `_nodes` counts besides `_use`
-        for reservation in self._open():
-            self._enter_nodes(reservation)
 
     # Changes
 
     def update(self, before: Reservation | None, after: Reservation) -> None:
-        """Take over a new version of a reservation. O(log n) for each of its nodes."""
+        """Take over a new version of a reservation after `held`. O(log n) for each of its nodes."""
         if before is not None and _facts(before) == _facts(after):
             return
-        if before is not None:
-            self._leave_nodes(before)
-        self._enter_nodes(after)
         for carts_list in (self._nodes or (), self._together or ()):
             released = [] if before is None else self._use(before)
             self._recount(carts_list, released, self._use(after))
         if self._nodes is not None and self._jobs:
             nodes = {*after.bound_nodes, *(() if before is None else before.bound_nodes)}
             self._recount_nodes(nodes & self._jobs.keys())
-
-    def _enter_nodes(self, reservation: Reservation) -> None:
-        for node in _nodes_of(reservation):
-            window = (reservation.start, reservation.until)
-            insort(self._windows.setdefault(node, []), (*window, reservation.id))
-            if reservation.state is ReservationState.ACTIVE:
-                self._active.setdefault(node, {})[reservation.id] = window
-
-    def _leave_nodes(self, reservation: Reservation) -> None:
-        entry = (reservation.start, reservation.until, reservation.id)
-        for node in _nodes_of(reservation):
-            windows = self._windows[node]
-            del windows[bisect_left(windows, entry)]
-            self._active.get(node, {}).pop(reservation.id, None)
 
     def _use(self, reservation: Reservation) -> list[Use]:
         """Return what a reservation takes of each pool, or of all nodes, until it begins.
@@ -132,14 +153,12 @@ class FreeCapacity:
             if end + overrun > now
         ]
         latest = max((end for _, end in spans), default=now)
-        for start, until, _ in self._windows.get(node, ()):
+        for start, until, _ in self._held.windows_on(node):
             if start >= latest:
                 break
             spans = list(_subtract(spans, start, until))
         spans += [
-            (max(start, now), until)
-            for start, until in self._active.get(node, {}).values()
-            if until > now
+            (max(start, now), until) for start, until in self._held.active_on(node) if until > now
         ]
         return spans
 
