@@ -325,10 +325,11 @@ class GridEngine:
     ) -> list[JobStatus]:
         """Return each task once: its end if that is known, else its last status in qstat."""
         self._drop_expired(listed_at)
+        self._deletions.distrust(key for key, job in own_jobs.items() if job.was_rescheduled)
         ended = {}
         for key, line in self._accounting_lines.items():
             job = own_jobs.get(key)
-            requeued = job is not None and (job.is_waiting or "R" in job.state)
+            requeued = job is not None and (job.is_waiting or job.was_rescheduled)
             killed = self._deletions.explains_end(key, line.ended)
             status = None if requeued else listing.ended_status(line, *key[:2], killed=killed)
             if status is not None:

@@ -72,6 +72,16 @@ class QstatJob:
         return "q" in self.state or "w" in self.state
 
     @property
+    def was_rescheduled(self) -> bool:
+        """Whether the cell has queued the job again after a start; it may have started since."""
+        return "R" in self.state
+
+    @property
+    def never_started(self) -> bool:
+        """Whether the job is on no host and never was."""
+        return self.is_waiting and not self.was_rescheduled
+
+    @property
     def waits_only_for_resources(self) -> bool:
         """Whether the job waits only for resources."""
         return self.state in ("qw", "Rq", "Rqw")
@@ -535,9 +545,9 @@ def parse_job_name(name: str, instances: frozenset[str]) -> tuple[str, int] | No
 def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
     """Return the status of a job that qstat lists."""
     started = job.started
-    if job.is_waiting or ("t" in job.state and "R" not in job.state):
+    if job.is_waiting or ("t" in job.state and not job.was_rescheduled):
         # a requeued job has started before, at a time that is no longer known
-        started = job.submitted if "R" in job.state else None
+        started = job.submitted if job.was_rescheduled else None
     state = _state(job.state)
     return JobStatus(
         tag=tag,
@@ -547,7 +557,9 @@ def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
         started=started,
         manager_reason="" if job.state in ("r", "qw") else job.state,
         node=job.host,
-        restarts=int("R" in job.state),
+        restarts=int(job.was_rescheduled),
+        # no command shows when the host has ended the former run
+        restart_stays=job.was_rescheduled and state is State.PENDING,
     )
 
 

@@ -98,6 +98,17 @@ class DeletionLog:
             return False
         return deletion.held or not repeated.held
 
+    def distrust(self, started: Iterable[TaskKey]) -> None:
+        """Log that the deletions of tasks that have started are no proof of their end."""
+        logged = [deletion for key in started if (deletion := self._by_task.get(key))]
+        distrusted = [
+            structs.replace(deletion, held=False, never_started=False)
+            for deletion in logged
+            if deletion.held or deletion.never_started
+        ]
+        if distrusted:
+            self.add(distrusted)
+
     def drop_before(self, oldest: float) -> list[TaskKey]:
         """Drop deletions requested before `oldest`; return their tasks."""
         with self._lock:
@@ -141,17 +152,17 @@ class JobDeletion:
         if not withdrawals[0].only_pending:
             self._delete(user, matching, held=False)
             return
-        waiting = {job.id for job in matching.values() if job.is_waiting and "R" not in job.state}
+        waiting = {job.id for job in matching.values() if job.never_started}
         if not waiting:
             return
         answers = [
             self._commands.run_as_owner(user, "hold", ids) for ids in id_lists(list(waiting))
         ]
         after_hold = {key: job for key, job in self._find(withdrawals).items() if job.id in waiting}
-        still_waiting = {key: job for key, job in after_hold.items() if job.is_waiting}
+        still_waiting = {key: job for key, job in after_hold.items() if job.never_started}
         held = {key: job for key, job in still_waiting.items() if "h" in job.state}
         self._delete(user, held, held=True)
-        started = [job.id for job in after_hold.values() if not job.is_waiting]
+        started = [job.id for job in after_hold.values() if not job.never_started]
         for ids in id_lists(started):
             self._commands.run_as_owner(user, "release", ids)
         if len(held) < len(still_waiting):
@@ -168,16 +179,18 @@ class JobDeletion:
 
     def _delete(self, user: str, jobs: Mapping[TaskKey, QstatJob], held: bool) -> None:
         deletions = [
-            Deletion(tag, task, job.id, time.time(), held and job.is_waiting, owner=owner)
+            Deletion(tag, task, job.id, time.time(), held, owner=owner)
             for (tag, task, owner), job in jobs.items()
         ]
         self._deletions.add(d for d in deletions if not self._deletions.covers(d))
+        # qdel removes a rescheduled job at once, too, though its former run may not have ended
+        never_started = {job.id for job in jobs.values() if job.never_started}
         for start in range(0, len(deletions), IDS_PER_COMMAND):
             batch = deletions[start : start + IDS_PER_COMMAND]
             ids = ",".join(deletion.native_id for deletion in batch)
             answer = self._commands.run_as_owner(user, "cancel", ids)
             message = f"{answer.stdout}\n{answer.stderr}".strip()
-            confirmed = set(_DELETED_MESSAGE.findall(message))
+            confirmed = never_started.intersection(_DELETED_MESSAGE.findall(message))
             self._deletions.add(
                 structs.replace(deletion, never_started=True, requested_at=time.time())
                 for deletion in batch

@@ -119,7 +119,7 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
             manager_reason=manager_reason,
             node=node,
             restarts=restarts,
-            restart_held=restarts > 0 and current is State.PENDING and line.priority == "0",
+            restart_stays=restarts > 0 and current is State.PENDING and line.priority == "0",
             owner=owner,
             expected=expected,
         )

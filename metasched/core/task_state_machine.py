@@ -339,7 +339,7 @@ class TaskStateMachine:
         return (
             (status.state is State.PENDING or is_withdrawn)
             and status.restarts > attempt.restarts
-            and not status.restart_held
+            and not status.restart_stays
             and task.job.requeue is not False
             and not self._is_former(attempt)
         )

@@ -33,7 +33,8 @@ class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
     cpu_seconds: float | None = None
     max_memory: int | None = None  # MiB
     restarts: int = 0  # by the manager itself
-    restart_held: bool = False  # restarted, and held at its manager until an admin releases it
+    # restarted, and not to be taken back: held at its manager, or its former run may still end
+    restart_stays: bool = False
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
     expected: float | None = None  # epoch seconds; start that the manager expects
 

@@ -84,7 +84,7 @@ STORED_FIELDS: Mapping[str, Mapping[str, str]] = {
         "upcoming_windows": "coming",
         "accounting_source": "records",
     },
-    "JobStatus": {"manager_reason": "word"},
+    "JobStatus": {"manager_reason": "word", "restart_stays": "restart_held"},
     "MissingTask": {"dispatched": "sent"},
     "AccountingAnswer": {"never_started": "unstarted"},
     "Survey": {"observed": "taken", "reservations": "held"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -62,6 +63,10 @@ class Restarts:
         native_id: str = self.site.row(job)["native_id"]
         return native_id
 
+    def await_listings(self) -> None:
+        """Run a job of 3 s on `here`: meanwhile the cell is listed several times."""
+        self.site.until_ended(self.site.submit("--cluster", "here", "--wrap", "sleep 3"))
+
     def events(self, job: int) -> list[str]:
         return [line["event"] for line in self.site.json("story", str(job))]
 
@@ -101,8 +106,19 @@ def without_execd(cell: Cell, *, payloads: bool) -> Iterator[None]:
         cell.start_execd()
 
 
+@contextlib.contextmanager
+def stopped_execd(cell: Cell) -> Iterator[None]:
+    """Stop the execd of the only host: its jobs go on, and it ends none."""
+    os.kill(cell.execd, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(cell.execd, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_job_that_an_operator_reruns_goes_back_to_the_queue(test: Restarts, kill: bool) -> None:
+def test_a_job_that_an_operator_reruns_runs_again_in_its_cell(test: Restarts, kill: bool) -> None:
+    """Though it could run on another cluster: the cell does not show when the former run ended."""
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     native = test.native_id(job)
     if kill:
@@ -113,13 +129,44 @@ def test_a_job_that_an_operator_reruns_goes_back_to_the_queue(test: Restarts, ki
     test.site.until(lambda: len(test.records.runs(job)) >= 2)
     test.records.let_end()
     [row] = test.site.until_ended(job)
-    assert row["state"] == "completed"
-    # the cell may start it once more after the listing and before the request that takes it back
-    assert test.records.runs(job) in (["cell", row["cluster"]], ["cell", "cell", "here"])
-    # a daemon that was absent may find it running again
-    assert (row["native_id"] == native) <= kill
+    assert (row["state"], row["native_id"]) == ("completed", native)
+    assert test.records.runs(job) == ["cell", "cell"]
     assert test.events(job).count("restart") == 1
     assert test.cell.run("qstat", "-u", "*") == ""
+    test.replayed()
+
+
+def test_a_rerun_does_not_begin_while_the_former_run_lasts(test: Restarts, cell: Cell) -> None:
+    job = test.run_on_cell("--requeue", "--cluster", "cell,here")
+    with stopped_execd(cell):
+        cell.run("qmod", "-rj", test.native_id(job))
+        test.site.until(lambda: "restart" in test.events(job))
+        test.await_listings()
+        assert test.records.runs(job) == ["cell"]
+        assert test.site.row(job)["state"] == "pending"
+    test.site.until(lambda: test.records.runs(job) == ["cell", "cell"])
+    test.records.let_end()
+    [row] = test.site.until_ended(job)
+    assert row["state"] == "completed"
+    assert test.records.runs(job) == ["cell", "cell"]
+    test.replayed()
+
+
+def test_a_rerun_that_is_cancelled_is_unknown_while_its_former_run_may_last(
+    test: Restarts, cell: Cell
+) -> None:
+    job = test.run_on_cell("--requeue", "--cluster", "cell,here")
+    with stopped_execd(cell):
+        cell.run("qmod", "-rj", test.native_id(job))
+        test.site.until(lambda: "restart" in test.events(job))
+        test.site.run("cancel", str(job))
+        test.site.until(lambda: cell.run("qstat", "-u", "*") == "")
+        test.site.until(lambda: test.site.row(job)["state"] != "pending")
+        assert test.site.row(job)["state"] == "unknown"
+    test.site.run("resolve", str(job), "lost")
+    [row] = test.site.until_ended(job)
+    assert row["state"] == "cancelled"
+    assert test.records.runs(job) == ["cell"]
     test.replayed()
 
 
@@ -174,7 +221,7 @@ def test_a_job_outlives_its_execd(test: Restarts, cell: Cell) -> None:
     test.replayed()
 
 
-def test_a_job_of_a_host_that_has_failed_runs_elsewhere(test: Restarts, cell: Cell) -> None:
+def test_a_job_of_a_host_that_has_failed_waits_in_its_cell(test: Restarts, cell: Cell) -> None:
     """Where `reschedule_unknown` is set; its default leaves jobs of such a host alone."""
     configuration = cell.run("qconf", "-sconf")
     changed = re.sub(r"(?m)^(reschedule_unknown +).*", rf"\g<1>{RESCHEDULE_AFTER}", configuration)
@@ -182,11 +229,13 @@ def test_a_job_of_a_host_that_has_failed_runs_elsewhere(test: Restarts, cell: Ce
     try:
         job = test.run_on_cell("--requeue", "--cluster", "cell,here")
         with without_execd(cell, payloads=True):
-            [row] = test.site.until_ended(job)
-            assert (row["state"], row["cluster"]) == ("completed", "here")
-        # the host returns, and the cell has nothing left to run
-        assert cell.run("qstat", "-u", "*") == ""
-        assert test.records.runs(job) == ["cell", "here"]
+            test.site.until(lambda: "restart" in test.events(job))
+            test.await_listings()
+            assert test.records.runs(job) == ["cell"]
+        test.records.let_end()
+        [row] = test.site.until_ended(job)
+        assert (row["state"], row["cluster"]) == ("completed", "cell")
+        assert test.records.runs(job) == ["cell", "cell"]
         test.replayed()
     finally:
         cell.load("-Mconf", configuration, name="global")

@@ -142,6 +142,11 @@ class Cell(DaemonGroup):
         """The process id of sge_qmaster."""
         return self._daemons["sge_qmaster"]
 
+    @property
+    def execd(self) -> int:
+        """The process id of sge_execd."""
+        return self._daemons["sge_execd"]
+
     def start_qmaster(self) -> None:
         self._start("sge_qmaster")
         self._until(self._answers, "an answer of sge_qmaster")

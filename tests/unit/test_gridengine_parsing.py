@@ -134,6 +134,7 @@ def test_states_of_live_jobs(letters: str, state: State, begun: bool) -> None:
     assert row.state is state
     assert (row.started is not None) == begun
     assert row.restarts == ("R" in letters)
+    assert row.restart_stays == (row.restarts > 0 and state is State.PENDING)
 
 
 def test_jobs_of_qstat() -> None:

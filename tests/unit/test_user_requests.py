@@ -130,12 +130,12 @@ def test_a_preempted_task_that_may_run_again_is_queued_again_and_goes_elsewhere(
 
 
 def requeued_by_its_manager(
-    site: Site, restarts: int = 1, restart_held: bool = False
+    site: Site, restarts: int = 1, restart_stays: bool = False
 ) -> list[Action]:
     site.step(JobSubmitted(NOW, job(cpus=4, requeue=True)))
     site.sent()
     site.seen("left", None, site.row(State.RUNNING, started=NOW))
-    again = site.row(State.PENDING, started=NOW + 1, restarts=restarts, restart_held=restart_held)
+    again = site.row(State.PENDING, started=NOW + 1, restarts=restarts, restart_stays=restart_stays)
     return site.seen("left", None, again, at=NOW + 1)
 
 
