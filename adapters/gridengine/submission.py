@@ -80,9 +80,8 @@ def native_specification(
     if job.qos is not None:
         raise Refused("Grid Engine has no QOS")
     name = job_name(submission.tag, index)
-    options = ["-b", "n", "-S", "/bin/sh", "-A", name, "-w", "e"]
-    if job.requeue is not None:
-        options += ["-r", "y" if job.requeue else "n"]
+    # -r n even with --requeue: a cell may start a rescheduled job beside its former run
+    options = ["-b", "n", "-S", "/bin/sh", "-A", name, "-w", "e", "-r", "n"]
     if job.cpus > 1 and not has_own_pe:
         options += ["-pe", parallel_environment, str(job.cpus)]
     if requested.nice > 0:

@@ -117,13 +117,13 @@ def stopped_execd(cell: Cell) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_job_that_an_operator_reruns_runs_again_in_its_cell(test: Restarts, kill: bool) -> None:
+def test_a_job_that_is_rerun_by_force_runs_again_in_its_cell(test: Restarts, kill: bool) -> None:
     """Though it could run on another cluster: the cell does not show when the former run ended."""
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     native = test.native_id(job)
     if kill:
         test.site.stop(signal.SIGKILL)
-    test.cell.run("qmod", "-rj", native)
+    test.cell.run("qmod", "-f", "-rj", native)
     if kill:
         test.site.start()
     test.site.until(lambda: len(test.records.runs(job)) >= 2)
@@ -139,7 +139,7 @@ def test_a_job_that_an_operator_reruns_runs_again_in_its_cell(test: Restarts, ki
 def test_a_rerun_does_not_begin_while_the_former_run_lasts(test: Restarts, cell: Cell) -> None:
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     with stopped_execd(cell):
-        cell.run("qmod", "-rj", test.native_id(job))
+        cell.run("qmod", "-f", "-rj", test.native_id(job))
         test.site.until(lambda: "restart" in test.events(job))
         test.await_listings()
         assert test.records.runs(job) == ["cell"]
@@ -157,7 +157,7 @@ def test_a_rerun_that_is_cancelled_is_unknown_while_its_former_run_may_last(
 ) -> None:
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     with stopped_execd(cell):
-        cell.run("qmod", "-rj", test.native_id(job))
+        cell.run("qmod", "-f", "-rj", test.native_id(job))
         test.site.until(lambda: "restart" in test.events(job))
         test.site.run("cancel", str(job))
         test.site.until(lambda: cell.run("qstat", "-u", "*") == "")
@@ -170,8 +170,9 @@ def test_a_rerun_that_is_cancelled_is_unknown_while_its_former_run_may_last(
     test.replayed()
 
 
-def test_a_job_that_must_not_run_again_is_not_rerun(test: Restarts) -> None:
-    job = test.run_on_cell("--cluster", "cell")
+@pytest.mark.parametrize("requeue", ["--requeue", "--no-requeue"])
+def test_a_job_is_not_rerun(test: Restarts, requeue: str) -> None:
+    job = test.run_on_cell("--cluster", "cell,here", requeue)
     native = test.native_id(job)
     answer = test.cell.run("sh", "-c", f"qmod -rj {native} 2>&1 || true")
     assert "not restartable" in answer, answer
@@ -180,6 +181,22 @@ def test_a_job_that_must_not_run_again_is_not_rerun(test: Restarts) -> None:
     assert row["state"] == "completed"
     assert test.records.runs(job) == ["cell"]
     assert test.native_id(job) == native
+    test.replayed()
+
+
+def test_a_requeued_job_does_not_begin_while_its_former_run_lasts(
+    test: Restarts, cell: Cell
+) -> None:
+    """Requeued by `metasched requeue`, which operators use in the place of `qmod -rj`."""
+    job = test.run_on_cell("--cluster", "cell,here")
+    with stopped_execd(cell):
+        test.site.run("requeue", str(job))
+        test.await_listings()
+        assert test.records.runs(job) == ["cell"]
+    test.site.until(lambda: len(test.records.runs(job)) == 2)
+    test.records.let_end()
+    [row] = test.site.until_ended(job)
+    assert row["state"] == "completed"
     test.replayed()
 
 
@@ -221,21 +238,43 @@ def test_a_job_outlives_its_execd(test: Restarts, cell: Cell) -> None:
     test.replayed()
 
 
-def test_a_job_of_a_host_that_has_failed_waits_in_its_cell(test: Restarts, cell: Cell) -> None:
-    """Where `reschedule_unknown` is set; its default leaves jobs of such a host alone."""
+def test_a_job_of_a_host_that_has_failed_runs_nowhere_until_somebody_decides(
+    test: Restarts, cell: Cell
+) -> None:
+    """Also where `reschedule_unknown` is set, which affects no job of metasched."""
     configuration = cell.run("qconf", "-sconf")
     changed = re.sub(r"(?m)^(reschedule_unknown +).*", rf"\g<1>{RESCHEDULE_AFTER}", configuration)
     cell.load("-Mconf", changed, name="global")
     try:
         job = test.run_on_cell("--requeue", "--cluster", "cell,here")
         with without_execd(cell, payloads=True):
-            test.site.until(lambda: "restart" in test.events(job))
+            test.site.until(lambda: not cell.hears_execd())
             test.await_listings()
-            assert test.records.runs(job) == ["cell"]
+            assert test.site.row(job)["state"] == "running"
+        test.site.until(lambda: test.site.row(job)["state"] == "unknown")
+        assert test.records.runs(job) == ["cell"]
+        test.site.run("resolve", str(job), "lost")
         test.records.let_end()
         [row] = test.site.until_ended(job)
-        assert (row["state"], row["cluster"]) == ("completed", "cell")
-        assert test.records.runs(job) == ["cell", "cell"]
+        assert row["state"] == "completed"
+        assert test.records.runs(job) == ["cell", row["cluster"]]
         test.replayed()
     finally:
         cell.load("-Mconf", configuration, name="global")
+
+
+def test_an_operator_removes_a_requeued_job_of_a_host_that_is_gone(
+    test: Restarts, cell: Cell
+) -> None:
+    job = test.run_on_cell("--cluster", "cell,here")
+    with without_execd(cell, payloads=True):
+        test.site.run("requeue", str(job))
+        test.site.until(lambda: " dr " in cell.run("qstat", "-u", "*"))
+        test.await_listings()
+        assert test.records.runs(job) == ["cell"]
+        cell.run("qdel", "-f", test.native_id(job))
+        test.records.let_end()
+        [row] = test.site.until_ended(job)
+        assert (row["state"], row["cluster"]) == ("completed", "here")
+    assert test.records.runs(job) == ["cell", "here"]
+    test.replayed()

@@ -157,7 +157,7 @@ class Cell(DaemonGroup):
 
     def start_execd(self) -> None:
         self._start("sge_execd")
-        self._until(self._ready, "an execution host that takes jobs")
+        self._until(self.hears_execd, "an execution host that takes jobs")
 
     def kill_execd(self) -> None:
         """Kill sge_execd; its jobs go on."""
@@ -204,7 +204,8 @@ class Cell(DaemonGroup):
             return False
         return True
 
-    def _ready(self) -> bool:
+    def hears_execd(self) -> bool:
+        """Return whether the only host has reported to the qmaster lately and takes jobs."""
         states = re.findall(r"name='state_string'>([^<]*)<", self.run("qhost", "-xml", "-q"))
         return states == [""]
 

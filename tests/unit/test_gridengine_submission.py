@@ -59,6 +59,12 @@ def test_the_native_specification() -> None:
     )
 
 
+@pytest.mark.parametrize("requeue", [None, True, False])
+def test_no_cell_may_rerun_a_job(requeue: bool | None) -> None:
+    arguments = native_specification(order(requeue=requeue), 0, "smp", None, {})
+    assert arguments == f"-b n -S /bin/sh -A {TAG} -w e -r n"
+
+
 def test_a_parallel_environment_of_the_user_s_own() -> None:
     arguments = native_specification(
         order(cpus=4, tasks=4, nodes=2, options=("-pe", "mpi", "4")), 0, "smp", None, {}
