@@ -23,12 +23,14 @@ from metasched.drop_in.native_clusters import read_clusters, run_native, slurm_c
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from metasched.client.connection import Connection
     from metasched.drop_in.native_clusters import NativeCluster
     from metasched.drop_in.srun_options import Option
+
+    RunForOwn = Callable[[NativeCluster, Sequence[tuple[str, str]], Mapping[str, str]], int]
 
 _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
 WAITING = "Job is pending execution"
@@ -37,10 +39,17 @@ _AT_MANAGER = ("dispatching", "pending", "running", "suspended", "unknown")
 CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
 
 
-def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) -> int:
+def run_tool(
+    name: str,
+    options: Mapping[str, str],
+    arguments: Sequence[str],
+    run_for_own: RunForOwn | None = None,
+) -> int:
     """Run a real command where its jobs are. Return the largest exit code.
 
     `options` as in `parse_options`. Without `--jobs` the words are ids, if there are any.
+    `run_for_own` runs it for the jobs of metasched on a cluster, by the managers' ids, with the
+    options besides ids and clusters. Without it the command prints the managers' ids.
     """
     parsed, words = parse_options(name, options, arguments)
     rest = [(key, value) for key, value in parsed if key not in ("clusters", "cluster", "jobs")]
@@ -70,6 +79,9 @@ def run_tool(name: str, options: Mapping[str, str], arguments: Sequence[str]) ->
     for cluster, own_by_native in places.items():
         if cluster not in by_name:
             raise CommandError(f"{name}: error: cluster {cluster} is configured no more")
+        if run_for_own is not None:
+            codes.append(run_for_own(by_name[cluster], rest, own_by_native))
+            continue
         is_last = not codes and len(places) == 1
         codes.append(run(list(own_by_native), [by_name[cluster]], is_last))
     return max(codes)
@@ -150,11 +162,16 @@ def native_places(
 
 
 def run_for_jobs(
-    command: str, cluster: NativeCluster, arguments: Sequence[str], own_ids: Mapping[str, str]
+    command: str,
+    cluster: NativeCluster,
+    arguments: Sequence[str],
+    own_ids: Mapping[str, str],
+    translate: Callable[[str], str] | None = None,
 ) -> int:
     """Run a real command about jobs of metasched; return its exit code.
 
-    Its errors name the jobs by `own_ids`, which are by the managers' ids.
+    Its errors name the jobs by `own_ids`, which are by the managers' ids. `translate` returns its
+    output as it is printed.
     """
     import re  # few calls need these
     import subprocess
@@ -162,7 +179,12 @@ def run_for_jobs(
     path = cluster.required_program(command)
     environment = real_environment(path, cluster.environment())
     sys.stdout.flush()
-    done = subprocess.run([path, *arguments], env=environment, stderr=subprocess.PIPE, check=False)
+    output = subprocess.PIPE if translate else None
+    done = subprocess.run(
+        [path, *arguments], env=environment, stdout=output, stderr=subprocess.PIPE, check=False
+    )
+    if translate:
+        sys.stdout.write(translate(done.stdout.decode(errors="backslashreplace")))
     by_id = {native.partition(".")[0]: own for native, own in own_ids.items()}
     translated = re.sub(
         r"(\b(?:job|id|step|[Ss]tep[Ii]d=|[Jj]ob[Ii]d=) ?)(\d+(?:_\d+)?)\b",

@@ -391,7 +391,7 @@ def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
     clusters.site.until(lambda: layout()[:2] == ["Job step layout:", "\t1 tasks, 1 nodes (b1)"], 30)
     sent = clusters.native_id(south)
     done = clusters.call("sstat", "-a", "-n", "-P", "-o", "jobid", "-j", str(south))
-    assert done.stdout.split() == [f"{sent}.batch", f"{sent}.0"], done
+    assert done.stdout.split() == [f"{south}.batch", f"{south}.0"], done
     show_job = ("sh", "-c", "echo $SLURMD_NODENAME $SLURM_JOB_ID")
     step = ("srun", f"--jobid={south}", "-n1", "--overlap")
     assert clusters.lines(*step, *show_job) == [f"b1 {sent}"]
@@ -409,6 +409,34 @@ def test_tools_go_to_the_cluster_of_a_job(clusters: Clusters) -> None:
     accounts = clusters.lines("sacctmgr", "-n", "-P", "list", "cluster", "format=cluster")
     assert sorted(accounts) == ["alpha", "beta"]
     assert state(clusters.alpha, waiting) == "PENDING JobHeldUser"
+
+
+def test_use_is_shown_under_ids_of_metasched(clusters: Clusters) -> None:
+    words = ("--cluster", "south", "-n", "1", "-o", "/dev/null")
+    array = clusters.site.submit(*words, "--array", "5-7", "--wrap", "srun sleep 600")
+    single = clusters.site.submit(*words, "--wrap", "srun sleep 600")
+    tasks = [f"{array}_{index}" for index in (5, 6, 7)]
+
+    def steps(*ids: str) -> list[str]:
+        done = clusters.call("sstat", "-a", "-n", "-P", "-o", "jobid", "-j", ",".join(ids))
+        return done.stdout.split()
+
+    every = [f"{id}.{step}" for id in (*tasks, str(single)) for step in ("batch", "0")]
+    clusters.site.until(lambda: sorted(steps(str(array), str(single))) == sorted(every), 40)
+    assert steps(tasks[1]) == [f"{tasks[1]}.batch", f"{tasks[1]}.0"]  # the real one lists all
+    assert steps(f"{tasks[2]}.0", f"{single}.batch") == [f"{tasks[2]}.0", f"{single}.batch"]
+    native = clusters.native_id(single)
+    # columns, headings and figures are those of the real command
+    for options in (["-o", "jobid%20,ntasks,pids"], ["-P"], ["-p", "-o", "ntasks,jobid"], ["-i"]):
+        command = ("sstat", *options)
+        expected = clusters.beta.run(*command, "-j", f"{native}.0")
+        shown = clusters.call(*command, "-j", f"{single}.0")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        own, real = (text.split() for text in (shown.stdout, expected))
+        assert own == [word.replace(f"{native}.0", f"{single}.0") for word in real], options
+    command = ("sstat", "-n", "-o", "ntasks,nodelist")
+    expected = clusters.beta.run(*command, "-j", f"{native}.0")
+    assert clusters.call(*command, "-j", f"{single}.0").stdout == expected
 
 
 def test_srun_and_salloc_outside_of_a_job(clusters: Clusters) -> None:
