@@ -126,6 +126,7 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
             # a client repeats a submission only if this is so
             "idempotency_keys": daemon.honours_keys,
             "first_id": service.settings.first_id,
+            "max_array_tasks": service.settings.max_array_tasks,
             "notifications": notifications.receiver_rows(service) if caller.operator else [],
             "quarantine": quarantine_rows(daemon) if caller.operator else [],
             "connections": connection_rows(app.state.listeners) if caller.operator else [],

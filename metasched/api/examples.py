@@ -578,6 +578,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
         "notifications": [],
         "idempotency_keys": True,
         "first_id": 100000001,
+        "max_array_tasks": 100000,
         "quarantine": [],
         "connections": [],
         "descriptors": None,

@@ -531,6 +531,7 @@ class HealthRow(TypedDict):
     notifications: list[dict[str, Any]]  # of each receiver
     idempotency_keys: bool  # a client repeats a submission only if this is so
     first_id: int
+    max_array_tasks: int  # most tasks of an array
     quarantine: list[dict[str, Any]]  # sources and rows that are set aside
     connections: list[dict[str, Any]]  # of each listener
     descriptors: DescriptorsRow | None

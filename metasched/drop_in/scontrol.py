@@ -227,11 +227,7 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
     if real.chosen is not None:
         return real.run(["show", subject, *names], is_last=True)
     if name in ("config", "conf"):
-        connect().request("GET", "/health")  # an absent daemon has no configuration
-        print(f"Configuration data as of {format_time(time.time())}")
-        print("ClusterName             = metasched")
-        print(f"MinJobAge               = {MIN_JOB_AGE} sec")
-        print(f"SLURM_VERSION           = {VERSION}")
+        _show_configuration()
         return 0
     if name in ("partition", "partitions", "partitionname"):
         return _show_partitions(names[:1], one_line)
@@ -244,6 +240,28 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
     if name in _REAL_SUBJECTS or real.chosen is not None:
         return real.run(["show", subject, *names[bool(value) :]], is_last=True)
     raise CommandError(f"invalid entity:{subject} for keyword:show ")
+
+
+def _show_configuration() -> None:
+    """Print the configuration as far as users' tools read it and metasched has such a value."""
+    health, _ = connect().request("GET", "/health")
+    if not isinstance(health, dict):
+        raise ClientError("unexpected answer of the daemon; see its log")
+    rows = {
+        "AccountingStorageType": "accounting_storage/metasched",  # not none: sacct lists jobs
+        "BOOT_TIME": format_time(parse_time(health["started"])),
+        "ClusterName": "metasched",
+        "FirstJobId": health["first_id"],
+        # as in Slurm 0 is the first index, and an array may have as many tasks
+        "MaxArraySize": health.get("max_array_tasks"),  # an earlier daemon has no such field
+        "MinJobAge": f"{MIN_JOB_AGE} sec",
+        "SLURM_VERSION": VERSION,
+    }
+    print(f"Configuration data as of {format_time(time.time())}")
+    for name, value in rows.items():
+        if value is not None:
+            print(f"{name:<23} = {value}")
+    print()
 
 
 def _show_jobs(names: Sequence[str], one_line: bool, real: _Real) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,12 +250,47 @@ def test_partitions_are_listed_as_by_the_real_command(drop_in: Site, alpha: Slur
     assert (missing.returncode, missing.stdout) == (1, "")
 
 
+def settings_of(text: str) -> dict[str, str]:
+    """Return the settings that `scontrol show config` prints."""
+    pairs = (line.split(" = ", 1) for line in text.splitlines() if " = " in line)
+    return {name.strip(): value for name, value in pairs}
+
+
+def test_the_configuration_has_what_tools_read(drop_in: Site, alpha: SlurmCluster) -> None:
+    config = drop_in.config.read_text()
+    drop_in.config.write_text(config.replace("[daemon]\n", "[daemon]\nmax_array_tasks = 7\n"))
+    drop_in.run("reload")
+    shown = own(drop_in, "scontrol", "show", "config")
+    settings, native = (
+        settings_of(shown.stdout),
+        settings_of(real(alpha, "scontrol", "show", "config").stdout),
+    )
+    assert settings.keys() <= native.keys()
+    lines = [line for line in shown.stdout.splitlines() if " = " in line]
+    assert {line.index(" = ") for line in lines} == {23}
+    # the words of values that are counted, with their units
+    for name in ("MinJobAge", "MaxArraySize", "FirstJobId"):
+        assert re.sub("[0-9]+", "0", settings[name]) == re.sub("[0-9]+", "0", native[name])
+    assert settings["FirstJobId"] == str(FIRST_ID)
+    assert settings["ClusterName"] == "metasched"
+    assert settings["SLURM_VERSION"] in own(drop_in, "scontrol", "--version").stdout
+    age = time.time() - time.mktime(time.strptime(settings["BOOT_TIME"], "%Y-%m-%dT%H:%M:%S"))
+    assert 0 <= age < 300
+    # the largest array by MaxArraySize is accepted, a larger one is not
+    size = int(settings["MaxArraySize"])
+    words = ("--hold", "-o", "/dev/null", "--wrap", "true")
+    assert own(drop_in, "sbatch", "--array", f"0-{size - 1}", *words).returncode == 0
+    assert own(drop_in, "sbatch", "--array", f"0-{size}", *words).returncode == 1
+
+
 # options of squeue that have a value, by their long names; --jobs may have none
 VALUES = (
     *("accounts", "clusters", "format", "Format", "iterate", "licenses", "name", "nodelist"),
     *("partitions", "qos", "reservation", "sort", "states", "user", "users"),
 )
 CHANGED_LIMITS = ("=+5", "=-5", "+=5", "-=5", "=-1", "+=+5", "-=+5", "=+x", "=+", "+=", "=-1:30")
+
+
 WRONG = [
     *(["squeue", f"-{letter}"] for letter in "AMoOiLnwpqRStuZ"),
     *(["squeue", f"--{name}"] for name in (*VALUES, "acc", "part", "foo=1", "me=1")),
