@@ -21,6 +21,7 @@ from metasched.model.manager_options import ManagerOptions
 from metasched.policies.eligible import choose_gres
 from metasched.units import iso
 
+_NO_OPTIONS = ManagerOptions()  # checked once, not for each row
 # native options that Slurm shows everybody in listings; others may hold secrets of the owner
 _PUBLIC_OPTION = re.compile(
     r"--(?:contiguous|reboot|oversubscribe|exclusive(?:=(?:user|mcs|topo))?|(?:tmp|mincpus"
@@ -36,7 +37,7 @@ def job_details(
 
     Unless `is_readable`, they are those that Slurm shows everybody.
     """
-    options = job.manager_options or ManagerOptions()
+    options = job.manager_options or _NO_OPTIONS
     if row["state"] not in QUEUED_OR_HELD:
         job = choose_gres(job, stored["gres_choice"]).with_licences(stored["licence_choice"])
     folded = stored.get("folded")

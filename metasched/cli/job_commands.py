@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from metasched.client.job_answers import FoldedChange, JobRow
 
 FOLLOW_INTERVAL = 0.2  # seconds between reads of a growing file
+MANY_ROWS = 1000  # of a listing in JSON
 MAX_OUTAGE = 300.0  # seconds without a response after which `wait` fails
 POLL_INTERVAL = 1.0  # seconds between queries of the state of a job
 WATCH_INTERVAL = 5.0  # seconds between two listings
@@ -62,7 +63,7 @@ def list_jobs(
     checked = () if any(query[key] for key in ("user", "state", "since")) else ids
     if as_json:
         rows = client.job_details(ids, **query)
-        print(json.dumps(rows, indent=2))
+        print(_indented(rows))
         return _report_missing(checked, rows)
     from metasched.cli.job_table import LONG_COLUMNS, print_jobs
 
@@ -77,6 +78,15 @@ def list_jobs(
         if not watch or all(row["state"] in ENDED for row in rows):
             return _report_missing(checked, rows)
         time.sleep(WATCH_INTERVAL)
+
+
+def _indented(rows: Sequence[object]) -> str:
+    """Return rows as `json.dumps` indents them: that takes seconds for a large array."""
+    if len(rows) <= MANY_ROWS:
+        return json.dumps(rows, indent=2)
+    import msgspec  # its import takes longer than a few rows
+
+    return msgspec.json.format(json.dumps(rows), indent=2)
 
 
 def _query(

@@ -106,7 +106,8 @@ class Job:
 
     def __init__(self, row: Mapping[str, Any], unit: str = "") -> None:
         """`unit` is that of its sizes, a letter; "": that in which each is short, as in Slurm."""
-        self.row = {**_ABSENT, **row}
+        # many rows are listed, and those of a present daemon need no copy
+        self.row = row if _ABSENT.keys() <= row.keys() else {**_ABSENT, **row}
         self.unit = unit
         self.state = _slurm_state(row)
         self.code = SLURM_STATES[self.state][0]

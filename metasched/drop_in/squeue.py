@@ -264,8 +264,7 @@ def _print_tables(
             if cluster:
                 print(f"\nCLUSTER: {cluster}" if position else f"CLUSTER: {cluster}")
             print(format.heading)
-        for line in lines:
-            print(line)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _selected(

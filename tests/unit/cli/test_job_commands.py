@@ -30,6 +30,26 @@ def details(job: int = 17, state: str = "running", **fields: object) -> dict[str
 HEADING = ["JOB", "NAME", "USER", "STATE", "TIME", "LEFT", "NODES", "CPUS", "CLUSTER", "(REASON)"]
 
 
+def test_many_rows_in_json_are_written_as_few(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: dict[str, Any] = {
+        "name": 'ü\u202e\x1b"\\',
+        "native": {"a": "--tmp=5"},
+        "gres": {},
+        "clusters": [],
+    }
+    rows = [
+        details(id, time_limit=time_limit, **texts) for id, time_limit in ((17, 1e20), (18, 0.1))
+    ]
+    written = []
+    for most in (2, 1):
+        monkeypatch.setattr(job_commands, "MANY_ROWS", most)
+        daemon.answer("/jobs/details", rows)
+        written.append(run("status", "--json").out)
+    assert written[1] == written[0] == json.dumps(rows, indent=2) + "\n"
+
+
 def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: FakeDaemon, run: Run) -> None:
     name, ran = "ü" * 255, {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:01:05Z"}
     waiting = details(18, "pending", reason="manager:Resources", node_list="", nodes=3)
