@@ -69,7 +69,8 @@ class ReservedCase(NamedTuple):
             run_time = max(entry.run_time, 1.0)
             # its run time if the log let it run longer than its limit
             limit = max(entry.job.estimated, run_time)
-            job = structs.replace(entry.job, cpus=min(entry.job.cpus, size), estimated=limit)
+            cpus = min(entry.job.cpus, size)
+            job = structs.replace(entry.job, cpus=cpus, estimated=limit, time_limit=limit)
             if self.column == "static":
                 job = structs.replace(job, clusters=("c1" if index in reserved else "c2",))
             entry = entry._replace(job=job, run_time=run_time)

@@ -174,14 +174,19 @@ class SimulatedManager:
     def _waiting_job(
         self, job: Job, priority: int, inputs: Sequence[StoredInput] = ()
     ) -> WaitingJob:
-        """Return the job as the local policy of this cluster sees it."""
+        """Return the job as the local policy of this cluster sees it.
+
+        As for the daemon, a time limit is as long on each cluster, and an estimate is not. Among
+        machines of different speeds, which only simulations have, limits count like estimates.
+        """
         machines: Mapping[int, float] = EMPTY
         transfers: Mapping[int, float] = EMPTY
-        estimated, on_fastest = job.estimated, 0.0
+        limit, on_fastest = job.time_limit, 0.0
         if self._free_by_machine is None:
-            estimated *= job.benchmark / self.cluster.benchmark
+            estimated = limit or job.estimated * job.benchmark / self.cluster.benchmark
         else:
-            work = job.estimated * job.benchmark
+            estimated = limit or job.estimated
+            work = estimated * job.benchmark
             on_fastest = work / self.cluster.machines[0].benchmark
             machines = {
                 index: work / self.cluster.machines[index].benchmark

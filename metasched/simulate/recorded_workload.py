@@ -436,6 +436,7 @@ class _TaskReader:
             id=1,
             submitted=ready,
             estimated=original.time_limit or original.estimated,  # of no heuristic
+            time_limit=original.time_limit,
             cpus=max(original.cpus, row.alloc_cpus or 0),
             user=original.user,
             user_class=original.user_class,

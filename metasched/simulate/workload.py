@@ -34,7 +34,8 @@ class WindowRequest(NamedTuple):
 class WorkloadEntry(NamedTuple):
     """A job to simulate, or a task of an array."""
 
-    # its id counts from 1 in the order of the workload; of a task, `array` has all and the limit
+    # its id counts from 1 in the order of the workload; of a task, `array` has at least its own
+    # index, and the limit
     job: Job
     run_time: float  # true seconds, on a machine of the job's benchmark
     number: int  # in the trace
@@ -105,6 +106,7 @@ def _make_entry(
         id=job_id,
         submitted=record.submitted,
         estimated=record.estimated or MIN_ESTIMATE,
+        time_limit=record.requested_time if record.requested_time > 0 else None,
         cpus=cpus,
         user=user,
         groups=groups,
@@ -125,7 +127,7 @@ def to_trace(workload: Workload) -> SwfTrace:
             cpu_time=-1,
             memory=-1,
             requested_cpus=entry.job.cpus,
-            requested_time=entry.job.estimated,
+            requested_time=_requested_time(entry),
             requested_memory=-1,
             status=1,
             user=int(entry.job.user) if entry.job.user.isdecimal() else -1,
@@ -142,6 +144,12 @@ def to_trace(workload: Workload) -> SwfTrace:
     if workload.processors is not None:
         header["MaxProcs"] = [str(workload.processors)]
     return SwfTrace(header, records)
+
+
+def _requested_time(entry: WorkloadEntry) -> float:
+    """Return the time limit; else the estimate, unless a reader would take the same; -1: none."""
+    job = entry.job
+    return job.time_limit or (-1 if job.estimated == entry.run_time else job.estimated)
 
 
 def _has_number(groups: tuple[str, ...]) -> bool:

@@ -152,7 +152,7 @@ def _digest_of_jobs(workload: Workload) -> str:
     for entry in workload.entries:
         job = entry.job
         facts = (
-            *(job.submitted, entry.run_time, job.cpus, job.estimated, job.deadline),
+            *(job.submitted, entry.run_time, job.cpus, job.estimated, job.time_limit, job.deadline),
             *(job.user, job.user_class, sorted(job.licences.items())),
             *(entry.task, job.array),
         )

@@ -81,7 +81,9 @@ class PolledSite:
         waiting = sorted(requests, key=lambda request: request.job.submitted)
         self._run_times = {request.job.id: request.run_time for request in waiting}
         begun = waiting[0].job.submitted
-        clusters = tuple(Cluster(name=c.name, adapter="slurm") for c in self._clusters)
+        clusters = tuple(
+            Cluster(name=c.name, adapter="slurm", benchmark=c.benchmark) for c in self._clusters
+        )
         self._step(DaemonStarted(begun, INSTANCE, self._policy, clusters, 0, self._pools))
         self._poll(begun)
         while waiting or self._ends:

@@ -30,7 +30,12 @@ policies = st.builds(
     tolerance=st.sampled_from([0.0, 0.5]),
     pull=st.just(False),
 )
-sizes = st.lists(st.sampled_from([SMALLEST, 2, 3, 8]), min_size=2, max_size=3)
+# processors and benchmarks of clusters: limits are as long on fast ones, run times are not
+shapes = st.lists(
+    st.tuples(st.sampled_from([SMALLEST, 2, 3, 8]), st.sampled_from([1.0, 1.0, 2.0])),
+    min_size=2,
+    max_size=3,
+)
 
 
 @st.composite
@@ -40,10 +45,12 @@ def requests(draw: st.DrawFn) -> list[Request]:
     for arrival in sorted(draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))):
         tasks = draw(st.sampled_from([None, "1-8", "0-6:3", "2,3,5", "1-6%1", "1-8%3"]))
         id, submitted = id + draw(st.integers(1, 9)), START + arrival
+        seconds = float(draw(st.sampled_from([5, 10, 10, 60])))
         job = Job(
             id=id,
             submitted=submitted,
-            estimated=float(draw(st.sampled_from([5, 10, 10, 60]))),
+            estimated=seconds,
+            time_limit=draw(st.sampled_from([None, seconds])),
             cpus=draw(st.integers(1, SMALLEST)),
             user=draw(st.sampled_from(["ada", "bob"])),
             owner_priority=draw(st.integers(0, 3)),
@@ -64,14 +71,18 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @examples(20)
-@given(policy=policies, cpus=sizes, drawn=requests(), tokens=st.integers(1, 4))
+@given(policy=policies, drawn_shapes=shapes, drawn=requests(), tokens=st.integers(1, 4))
 def test_a_simulation_places_tasks_as_the_daemon_did(
-    empty: Path, policy: Policy, cpus: list[int], drawn: list[Request], tokens: int
+    empty: Path,
+    policy: Policy,
+    drawn_shapes: list[tuple[int, float]],
+    drawn: list[Request],
+    tokens: int,
 ) -> None:
     """Where listings are as prompt as in a simulation: polls alone may make a difference."""
     clusters = [
-        SimulatedCluster(name=f"c{number}", cpus=size, queue_depth=0)
-        for number, size in enumerate(cpus)
+        SimulatedCluster(name=f"c{number}", cpus=cpus, benchmark=benchmark, queue_depth=0)
+        for number, (cpus, benchmark) in enumerate(drawn_shapes)
     ]
     pools = (LicencePool(name="solver", total=tokens),)
     path = empty.with_name("record.db")

@@ -74,6 +74,25 @@ def test_what_a_listing_sends_to_another_cluster_counts_in_the_next(tmp_path: Pa
     assert_simulated_as_recorded(site, requests, Sqlite(tmp_path / "ms.db"))
 
 
+def test_limits_are_as_long_on_a_fast_cluster(tmp_path: Path) -> None:
+    """There the first runs for 50 s, but it may for 100 s: the third ends before, by its limit."""
+    fast = SimulatedCluster(name="fast", cpus=2, benchmark=2.0, queue_depth=0)
+
+    def limited(id: int, submitted: float, cpus: int, seconds: float) -> Job:
+        own = {"estimated": seconds, "time_limit": seconds, "user": "ada"}
+        return Job(id=id, submitted=START + submitted, cpus=cpus, **own)  # type: ignore[arg-type]
+
+    requests = [
+        Request(limited(7, 0.0, 1, 100.0), 100.0),
+        Request(limited(8, 10.0, 2, 10.0), 10.0),
+        Request(limited(9, 30.0, 1, 60.0), 60.0),
+    ]
+    site = PolledSite(Policy(), [fast])
+    period = assert_simulated_as_recorded(site, requests, Sqlite(tmp_path / "ms.db"))
+    assert [entry.job.time_limit for entry in period.workload.entries] == [100.0, 10.0, 60.0]
+    assert [site.places[id, 0].start - START for id in (7, 8, 9)] == [0.0, 60.0, 30.0]
+
+
 def test_tasks_arrive_with_the_first_of_their_array_unless_it_was_held(tmp_path: Path) -> None:
     """A manager may report a start before the submission: clocks differ, or have no fractions."""
     database = Sqlite(tmp_path / "ms.db")

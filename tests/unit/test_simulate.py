@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -24,6 +25,7 @@ from metasched.simulate import metrics, synthetic
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, StoredInput
 from metasched.simulate.engine import Schedule, Simulation
+from metasched.simulate.manager import SimulatedManager
 from metasched.simulate.settings import (
     SettingError,
     SimulationSettings,
@@ -193,6 +195,20 @@ def test_the_copies_of_clusters_become_those_of_the_site() -> None:
     assert (apart.jobs, dict(apart.dropped)) == ((), {"fits on no cluster": 1})
     with pytest.raises(SettingError, match="--set pooled"):
         simulate(workload, parse_clusters("4"), settings)
+
+
+def test_a_manager_plans_by_limits_and_not_by_what_an_estimator_expects() -> None:
+    """A limit is as long on a fast cluster; an estimate without a limit is shorter there."""
+    manager = SimulatedManager(
+        SimulatedCluster(name="fast", cpus=1, benchmark=2.0), make_policy("fcfs")
+    )
+    fields: dict[str, Any] = {"submitted": 0.0, "estimated": 10.0}
+    manager.submit(Job(id=1, time_limit=100.0, **fields), 1, 8.0)
+    manager.submit(Job(id=2, **fields), 1, 8.0)
+    assert [job.estimated for job in manager.queue.values()] == [100.0, 5.0]
+    assert manager.cluster_info().queue_head == (1, 100.0)
+    assert manager.run_policy(0.0).started == [(1, 0, 4.0)]
+    assert manager.running[1].end == 100.0
 
 
 def test_seconds_on_a_machine_are_those_of_its_speed() -> None:

@@ -56,6 +56,10 @@ def test_what_is_read_is_written(tmp_path: Path) -> None:
 def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None:
     workload = from_trace("t", swf.read_trace(written(tmp_path, *LINES)), partitions=True)
     assert [(r.number, r.job.id, r.home) for r in workload.entries] == [(7, 1, "1"), (8, 2, "2")]
+    assert [(e.job.estimated, e.job.time_limit) for e in workload.entries] == [
+        (200, 200),
+        (50, None),
+    ]
     assert workload.dropped == {"negative run time": 1, "no processors": 1}
     again = from_trace("t", to_trace(workload), partitions=True)
     assert again.entries == workload.entries
