@@ -3,6 +3,9 @@
 Both are text that other users have a part in, so a line or block that cannot be read is left out
 and counted. Accounting does not record the size of a cluster: the most processors that were ever in
 use at a time are a lower bound. Times are epoch seconds; times without a zone are local.
+
+Tasks of an array are submitted as one array. Both managers account each task by itself, without the
+limit (`%N`) of its array.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import msgspec
+
 from metasched.errors import UserError
+from metasched.model.arrays import MAX_INDEX, MAX_TASKS
 from metasched.model.job import Job
 from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.policy import Policy
@@ -40,6 +46,7 @@ LATEST = 4102444800.0  # epoch seconds: the year 2100; a time after it, or below
 _SEPARATOR = re.compile(r"={20,}")
 _LIMIT = re.compile(r"\bh_rt=(\d+)")
 _NUMBER = re.compile(r"(\d+)")
+_SLURM_TASK = re.compile(r"\d+_(\d+)")
 _QACCT_TIMES = ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S.%f", "%m/%d/%Y %H:%M:%S")
 
 
@@ -50,6 +57,7 @@ class AccountingError(UserError):
 class _AccountedJob(NamedTuple):
     cluster: str
     id: int
+    task: int | None  # index in its array; None: of none
     user: str
     group: str
     submitted: float
@@ -114,31 +122,11 @@ def read_accounting(
             f"processors are the most that were in use at a time ({sizes}); --cpus NAME=N "
             "gives those that there are"
         )
-    jobs.sort(key=lambda job: (job.ready, job.cluster, job.id))
-    default_time = Policy().default_time
+    jobs.sort(key=lambda job: (job.ready, job.cluster, job.id, job.task or 0))
     return RecordedPeriod(
-        workload=Workload(
-            "accounting",
-            tuple(
-                WorkloadEntry(
-                    Job(
-                        id=number,
-                        submitted=job.ready,
-                        estimated=max(job.limit or default_time, MIN_ESTIMATE),
-                        cpus=job.cpus,
-                        user=job.user,
-                        group=job.group,
-                    ),
-                    job.ended - job.started,
-                    number,
-                    job.cluster,
-                )
-                for number, job in enumerate(jobs, 1)
-            ),
-            dropped=dict(dropped),
-        ),
+        workload=Workload("accounting", tuple(_entries(jobs)), dropped=dict(dropped)),
         tasks=tuple(
-            RecordedTask(job.id, 0, job.cluster, job.submitted, job.started, job.ended)
+            RecordedTask(job.id, job.task or 0, job.cluster, job.submitted, job.started, job.ended)
             for job in jobs
         ),
         clusters=tuple(
@@ -149,6 +137,44 @@ def read_accounting(
         notes=tuple(notes),
         local_policies=policies,
     )
+
+
+def _entries(jobs: Sequence[_AccountedJob]) -> Iterator[WorkloadEntry]:
+    """Yield the jobs as entries; tasks of an array have the number of its first as their job."""
+    arrays: dict[Hashable, dict[int, int]] = {}  # numbers by task
+    for number, job in enumerate(jobs, 1):
+        if job.task is not None:
+            arrays.setdefault(_array_key(job), {}).setdefault(job.task, number)
+    default_time = Policy().default_time
+    for number, job in enumerate(jobs, 1):
+        limit = max(job.limit, MIN_ESTIMATE) if job.limit else None
+        made = Job(
+            id=number,
+            submitted=job.ready,
+            estimated=limit or default_time,
+            time_limit=limit,
+            cpus=job.cpus,
+            user=job.user,
+            group=job.group,
+        )
+        task = number, 0
+        numbers = {} if job.task is None else arrays[_array_key(job)]
+        # a second run of a task is a job of its own, and so is the only task of an array
+        if job.task is not None and numbers[job.task] == number and 1 < len(numbers) <= MAX_TASKS:
+            made = msgspec.structs.replace(made, array=str(job.task))
+            task = next(iter(numbers.values())), job.task
+        yield WorkloadEntry(made, job.ended - job.started, number, job.cluster, task=task)
+
+
+def _array_key(job: _AccountedJob) -> Hashable:
+    """Return what tasks of an array have in common; a requeued task has another submission."""
+    return job.cluster, job.id, job.submitted, job.user, job.group, job.cpus, job.limit
+
+
+def _task_index(digits: str) -> int | None:
+    """Return the index of a task of an array; None if it is none."""
+    index = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 10 else None
+    return None if index is None or index > MAX_INDEX else index
 
 
 def _peak(jobs: Sequence[_AccountedJob]) -> int:
@@ -209,13 +235,14 @@ def _read_sacct(path: Path, dropped: Counter[str]) -> Iterator[_AccountedJob]:
 def _slurm_job(fields: Mapping[str, str], path: Path) -> _AccountedJob:
     started, ended = (_slurm_time(fields[name]) for name in ("start", "end"))
     submitted, number = _slurm_time(fields["submit"]), _NUMBER.match(fields["jobid"])
-    cpus = fields["alloccpus"]
+    cpus, of_array = fields["alloccpus"], _SLURM_TASK.fullmatch(fields["jobid"])
     if submitted is None or number is None or not (cpus.isascii() and cpus.isdecimal()):
         raise _Unusable(UNREADABLE)
     return _usable(
         _AccountedJob(
             cluster=fields.get("cluster") or path.stem,
             id=int(number[1][:18]),
+            task=None if of_array is None else _task_index(of_array[1]),
             user=fields["user"],
             group=fields.get("group", ""),
             submitted=submitted,
@@ -294,6 +321,7 @@ def _grid_engine_job(fields: Mapping[str, str], path: Path) -> _AccountedJob:
         _AccountedJob(
             cluster=path.stem,
             id=int(number[1][:18]),
+            task=_task_index(fields.get("taskid", "")),  # "undefined" for other jobs
             user=fields.get("owner", ""),
             group=fields.get("group", ""),
             submitted=submitted,

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import metasched
+from metasched.simulate.accounting_history import read_accounting
+from metasched.simulate.submissions import array_arrivals
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing
@@ -178,5 +180,8 @@ def _policies_run_on_accounting_as_on_the_record(site: Site, alpha: SlurmCluster
         assert (answer["jobs"], answer["left_out"]) == (6, {})
         [cluster] = answer["groups"]["cluster"]
         assert cluster["name"] == "alpha"
+    period = read_accounting([site.folder / "alpha.txt"], [], {})
+    [array] = array_arrivals(period.workload.entries).values()
+    assert (array.job.array, array.job.held, array.job.time_limit) == ("1-3", False, 300.0)
     waits = [answer["figures"][0]["recorded"] for answer in (accounted, recorded)]
     assert waits[0] == pytest.approx(waits[1], abs=5)  # from the manager's submission, in seconds

@@ -6,11 +6,15 @@ import json
 import re
 from collections import Counter
 from datetime import date, timedelta
+from pathlib import Path
 
 import pytest
 
+from metasched.simulate.accounting_history import read_accounting
+from metasched.simulate.submissions import array_arrivals
 from tests.e2e.conftest import Site
 from tests.harness.gridengine import Cell
+from tests.harness.looks import looks
 
 JOBS = 30
 LOCAL = """
@@ -135,3 +139,19 @@ def test_reports_agree_with_qacct(over_cell: Site, gridengine_cell: Cell) -> Non
     assert counted["cpu_seconds"] == pytest.approx(allocated, abs=sum(slots))
     used = sum(float(record["cpu"].rstrip("s")) for record in records)
     assert counted["cpu_seconds_used"] == pytest.approx(used, abs=0.01)
+
+
+def test_an_array_in_qacct_is_simulated_as_one(tmp_path: Path, gridengine_cell: Cell) -> None:
+    gridengine_cell.empty()
+    options = ("-N", "swept", "-b", "y", "-o", "/dev/null", "-j", "y", "-l", "h_rt=300")
+    for indices in (["-t", "2-8:3"], []):
+        gridengine_cell.run("qsub", "-sync", "y", *indices, *options, "true")
+    # blocks may come after the end of their job, and without any qacct fails
+    command = ("sh", "-c", "qacct -j swept || true")
+    blocks = (gridengine_cell.run(*command) for _ in looks(60))
+    path = tmp_path / "cell.txt"
+    path.write_text(next(text for text in blocks if text.count("\ntaskid ") == 4))
+    period = read_accounting([], [path], {})
+    assert sorted(task.task for task in period.tasks) == [0, 2, 5, 8]
+    [array] = array_arrivals(period.workload.entries).values()
+    assert (array.job.array, array.job.held, array.job.time_limit) == ("2-8:3", False, 300.0)

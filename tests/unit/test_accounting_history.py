@@ -16,6 +16,7 @@ from metasched.simulate.accounting_history import (
     read_accounting,
 )
 from metasched.simulate.recorded_workload import NOT_ENDED, NOT_STARTED, RecordedPeriod
+from metasched.simulate.submissions import array_arrivals
 
 HEADER = "JobID|User|Group|Cluster|Submit|Eligible|Start|End|AllocCPUS|TimelimitRaw|State\n"
 GOOD = "7|ada|lab|alpha|2026-03-01T10:00:00|2026-03-01T10:05:00|2026-03-01T11:00:00|"
@@ -53,6 +54,7 @@ def test_a_job_of_slurm(tmp_path: Path) -> None:
     [entry], [task] = period.workload.entries, period.tasks
     job = entry.job
     assert (job.user, job.group, job.cpus, job.estimated) == ("ada", "lab", 16, 3600.0)
+    assert (job.time_limit, job.array) == (3600.0, None)
     assert (job.submitted, entry.run_time, entry.home) == (at(10, 5), 1800.0, "alpha")
     assert task == (7, 0, "alpha", at(10), at(11), at(11, 30))
     [cluster] = period.clusters
@@ -70,9 +72,68 @@ def test_a_job_of_grid_engine(tmp_path: Path) -> None:
     job = entry.job
     assert (job.user, job.group, job.cpus, job.estimated) == ("bob", "lab", 4, 3600.0)
     assert (job.submitted, entry.run_time) == (at(10), 1800.0)
-    assert task[:3] == (12, 0, "cell")
+    assert task[:3] == (12, 3, "cell")  # the only task of its array is simulated as a job
     assert (period.clusters[0].cpus, period.notes) == (8, ())
     assert period.local_policies == {"cell": "first-fit"}
+
+
+def arrays(period: RecordedPeriod) -> list[tuple[int, str | None]]:
+    """Return the id and the indices of each array that a simulation submits."""
+    arrivals = array_arrivals(period.workload.entries).values()
+    return [(arrival.job.id, arrival.job.array) for arrival in arrivals if arrival.submits]
+
+
+def test_tasks_of_an_array_are_submitted_as_one_job(tmp_path: Path) -> None:
+    """Each is accounted by itself; a step and the tasks that never started are left out."""
+    first = GOOD.replace("7|", "9_4|", 1)
+    lines = (
+        GOOD,
+        first,
+        first.replace("_4", "_4.batch"),
+        first.replace("_4", "_5").replace("T11:00", "T11:20"),
+        first.replace("_4", "_6"),
+        first.replace("_4", "_[7-8%2]").replace("2026-03-01T11:00:00", "Unknown"),
+        first.replace("9_", "10_"),
+    )
+    period = sacct(tmp_path, *lines)
+    assert [(task.job, task.task) for task in period.tasks] == [
+        *((7, 0), (9, 4), (9, 5), (9, 6), (10, 4))
+    ]
+    assert arrays(period) == [(2, "4-6")]
+    assert period.workload.dropped == {NOT_STARTED: 1}
+    run = period.run(period.policy)
+    assert [each.entry.job.id for each in run.jobs] == [1, 2, 3, 4, 5]
+
+
+def test_an_array_of_grid_engine(tmp_path: Path) -> None:
+    path = tmp_path / "cell.txt"
+    single = BLOCK.replace("jobnumber    12", "jobnumber    13").replace(
+        "taskid       3", "taskid       undefined"
+    )
+    path.write_text(BLOCK + BLOCK.replace("taskid       3", "taskid       5") + single)
+    period = read_accounting([], [path], {})
+    assert [(task.job, task.task) for task in period.tasks] == [(12, 3), (12, 5), (13, 0)]
+    assert arrays(period) == [(1, "3,5")]
+
+
+def test_what_is_no_task_of_an_array_is_a_job_of_its_own(tmp_path: Path) -> None:
+    """A second run of a task, a task that was submitted anew, another owner, a wild index."""
+    first = GOOD.replace("7|", "9_4|", 1)
+    others = (
+        first,
+        first.replace("_4", "_5").replace("|2026-03-01T10:00", "|2026-03-01T10:02"),
+        first.replace("_4", "_6").replace("ada", "bob"),
+        first.replace("_4", "_99999999999"),
+        first.replace("_4", "_3000000000"),
+        first.replace("_4", "_٤"),
+        first.replace("9_", "1" * 30 + "_"),
+    )
+    period = sacct(tmp_path, first, *others)
+    assert (len(period.tasks), arrays(period)) == (8, [])
+    assert len(period.run(period.policy).jobs) == 8
+    again = sacct(tmp_path, first, first, first.replace("_4", "_5"))
+    assert arrays(again) == [(1, "4-5")]
+    assert len(again.run(again.policy).jobs) == 3
 
 
 def test_the_most_processors_in_use_at_a_time(tmp_path: Path) -> None:
@@ -111,6 +172,7 @@ def test_steps_do_not_count_and_limits_may_be_missing(tmp_path: Path) -> None:
     period = sacct(tmp_path, step, endless)
     [entry] = period.workload.entries
     assert entry.job.estimated == period.policy.default_time
+    assert entry.job.time_limit is None
     assert period.workload.dropped == {}
 
 
