@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,7 +38,6 @@ from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requ
 from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
-from metasched.adapters.local.windows import LocalWindows
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.host_lists import expand_hosts, find_host
 from metasched.model.job import State
@@ -87,11 +87,15 @@ class Local(Adapter):
         launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
-        self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         self._lock = threading.Lock()
         self._scheduler: LocalScheduler | None = None  # None: closed
         self._resources = ExitStack()  # of the scheduler
         self._cursor: str | None = None  # see `resume_after`
+
+    @cached_property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """The capabilities; the first look may wait until a policy has been imported."""
+        return self.capabilities_for(self.options)
 
     @classmethod
     def capabilities_for(cls, options: LocalOptions) -> Capabilities:
@@ -168,7 +172,7 @@ class Local(Adapter):
                     *(() if ends.more else open_tasks),
                     *(status for status in ends.statuses if table.is_own(status.tag)),
                 ),
-                info=self._cluster_info(table, queue_head, scheduler.windows, now),
+                info=self._cluster_info(scheduler, queue_head, now),
                 cursor="" if self._cursor is None else f"{table.first_opened!r}:{ends.last}",
                 partial=ends.more,
             )
@@ -361,8 +365,9 @@ class Local(Adapter):
     # Listings.
 
     def _cluster_info(
-        self, table: TaskTable, queue_head: LocalTask | None, windows: LocalWindows, now: float
+        self, scheduler: LocalScheduler, queue_head: LocalTask | None, now: float
     ) -> ClusterInfo:
+        table, windows = scheduler.table, scheduler.windows
         options, use = self.options, windows.use(now)
         free_cpus = max(table.free_cpus - use.idle_cpus, 0)
         nodes = NodeCapacity(
@@ -397,7 +402,7 @@ class Local(Adapter):
             pending_jobs=len(table.queue),
             queue_head=None if head is None else (head.cpus, head.estimated),
             upcoming_windows=windows.upcoming(use),
-            in_order=traits_of(options.policy).in_order,
+            in_order=scheduler.in_order,
             hosts=socket.gethostname(),
         )
 

@@ -1,21 +1,26 @@
 """The worker's side of a local policy of another package, which runs in a process of its own.
 
-The cluster's tasks wait for a pass at most `PASS_SECONDS`; for the first at most `LOAD_SECONDS`
-more. A process that has not answered then is killed, with what the policy knew of earlier passes,
-and so is one that ends or answers nonsense. Its policy is not asked before a suspension ends, which
-doubles. What the policy raises excludes it from that pass alone. The caller lets FCFS decide.
+The cluster's tasks wait for a pass at most `PASS_SECONDS`. A process that has not answered then is
+killed, with what the policy knew of earlier passes, and so is one that ends or answers nonsense.
+Its policy is not asked before a suspension ends, which doubles. What the policy raises excludes it
+from that pass alone. The caller lets FCFS decide.
+
+A process may take `LOAD_SECONDS` to start and to import the policy. Tasks wait for the first start,
+and for no other: after a failure FCFS decides until the next process has answered. No call of the
+adapter waits for any.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -62,7 +67,8 @@ class _Process:
     """A process that has a policy. After a `_ProcessFailed` it must be closed."""
 
     def __init__(self, name: str, seconds: float) -> None:
-        """Start it. Raises OSError, and _ProcessFailed if it does not answer within seconds."""
+        """Start it; it has these seconds until its first message. Raises OSError."""
+        self._seconds, self.deadline = seconds, time.monotonic() + seconds
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -77,12 +83,26 @@ class _Process:
             except BaseException:
                 self._connection.close()
                 raise
-        try:
-            deadline = time.monotonic() + seconds
-            self.traits = self._receive(_TRAITS, deadline, seconds)
-        except BaseException:
-            self.close()
-            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once the process has answered, or ended."""
+        return self._connection.fileno()
+
+    def is_starting(self) -> bool:
+        """Whether its first message may still come."""
+        answer = select.poll()
+        answer.register(self.fileno(), select.POLLIN)
+        return not answer.poll(0) and time.monotonic() < self.deadline
+
+    def receive_traits(self) -> PolicyTraits:
+        """Wait for its first message, until the deadline. Raises _ProcessFailed if there is none.
+
+        So it does if the policy could not be created.
+        """
+        traits = self._receive(_TRAITS, self.deadline, self._seconds)
+        if traits.error:
+            raise _ProcessFailed(traits.error)
+        return traits
 
     @property
     def pid(self) -> int:
@@ -127,14 +147,11 @@ def traits_of(name: str) -> PolicyTraits:
         return PolicyTraits(keeps_windows(name), keeps_order(name))
     if name not in _loaded:
         try:
-            process = _Process(name, LOAD_SECONDS)
+            with closing(_Process(name, LOAD_SECONDS)) as process:
+                _loaded[name] = process.receive_traits()
         except (OSError, _ProcessFailed) as error:
             _loaded[name] = PolicyTraits(error=str(error))
-        else:
-            _loaded[name] = process.traits
-            process.close()
-        if error_text := _loaded[name].error:
-            log.warning("policy %s cannot be loaded, FCFS decides: %s", name, error_text)
+            log.warning("policy %s cannot be loaded, FCFS decides: %s", name, error)
     return _loaded[name]
 
 
@@ -150,19 +167,28 @@ class PolicyHost:
         load_seconds: float = LOAD_SECONDS,
         first_suspension: float = FIRST_SUSPENSION,
     ) -> None:
-        self._name, self._traits = name, traits_of(name)
+        self._name = name
         self._pass_seconds, self._load_seconds = pass_seconds, load_seconds
         self._process: _Process | None = None
+        self._starting: _Process | None = None  # has not answered yet
+        self._awaits_start = True
         self._first_suspension = first_suspension  # seconds
         self._delay = first_suspension  # seconds, of the next suspension
         self._suspended_until = 0.0  # monotonic seconds
         self._reason = ""  # of the suspension
         self._planned_starts: dict[int, float] = {}  # of the last answer
-        self._note_traits(self._traits)
+        self._traits = PolicyTraits()  # of FCFS, which decides until it has been loaded
+        if name in _loaded:
+            self._note_traits(_loaded[name])
 
     @property
     def keeps_windows(self) -> bool:
         return self._traits.keeps_windows
+
+    @property
+    def in_order(self) -> bool:
+        """Whether no job overtakes another; so under FCFS, until the policy has been loaded."""
+        return self._traits.in_order
 
     @property
     def pid(self) -> int | None:
@@ -170,17 +196,35 @@ class PolicyHost:
         return None if self._process is None else self._process.pid
 
     @property
-    def suspended_until(self) -> float:
-        """Monotonic seconds from which it is asked, perhaps in the past."""
-        return self._suspended_until
+    def due(self) -> float | None:
+        """Monotonic seconds, perhaps past, at which to call `prepare`; None: only after events."""
+        if self._process is not None:
+            return None
+        return self._suspended_until if self._starting is None else self._starting.deadline
 
-    def prepare(self) -> None:
-        """Start its process, unless there is one or it is suspended. It may take `load_seconds`."""
-        if self._process is None and self._suspended_until <= time.monotonic():
-            try:
-                self._process = self._load()
-            except Exception as error:  # whatever it is: the thread of the cluster goes on
-                self._suspend(str(error))
+    def prepare(self) -> int | None:
+        """Start its process, unless there is one or it is suspended; take its first message.
+
+        The first start is awaited, at most `load_seconds`. Of another the descriptor is returned:
+        call `prepare` again once it is readable.
+        """
+        if self._process is not None:
+            return None
+        try:
+            if self._starting is None:
+                if self._suspended_until > time.monotonic():
+                    return None
+                self._starting = _Process(self._name, self._load_seconds)
+                if not self._awaits_start:
+                    return self._starting.fileno()
+            elif self._starting.is_starting():
+                return None
+            self._note_traits(self._starting.receive_traits())
+        except Exception as error:  # whatever it is: the thread of the cluster goes on
+            self._suspend(str(error))
+        else:
+            self._process, self._starting = self._starting, None
+        return None
 
     def choose_starts(
         self,
@@ -189,15 +233,19 @@ class PolicyHost:
         running: Collection[RunningJob],
         free: FreeResources,
     ) -> list[JobStart]:
-        """Return what the policy chooses; nobody has checked it. Raises PolicyExcluded."""
+        """Return what the policy chooses; nobody has checked it. Raises PolicyExcluded.
+
+        So it does without a process: call `prepare` before.
+        """
         self._planned_starts = {}
         if (left := self._suspended_until - time.monotonic()) > 0:
             raise PolicyExcluded(f"{self._reason}; it is asked again in {left:.0f} s")
+        if self._process is None:
+            cause = f" again, after: {self._reason}" if self._reason else ""
+            raise PolicyExcluded(f"its process starts{cause}")
+        if free.windows and not self.keeps_windows:
+            raise PolicyExcluded("it keeps no reserved windows, and there are some")
         try:
-            if self._process is None:
-                self._process = self._load()
-            if free.windows and not self.keeps_windows:
-                raise PolicyExcluded("it keeps no reserved windows, and there are some")
             question = PassQuestion(now, list(queue), list(running), free)
             answer = self._process.ask(question, self._pass_seconds)
         except (OSError, _ProcessFailed) as error:
@@ -211,18 +259,11 @@ class PolicyHost:
         return answer.starts
 
     def close(self) -> None:
-        """Kill its process; a later pass starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
-
-    def _load(self) -> _Process:
-        process = _Process(self._name, self._load_seconds)
-        if process.traits.error:
-            process.close()
-            raise _ProcessFailed(process.traits.error)
-        self._note_traits(process.traits)
-        return process
+        """Kill its process; `prepare` starts another."""
+        for process in (self._process, self._starting):
+            if process is not None:
+                process.close()
+        self._process = self._starting = None
 
     def _note_traits(self, traits: PolicyTraits) -> None:
         self._traits = _loaded[self._name] = traits
@@ -231,6 +272,6 @@ class PolicyHost:
 
     def _suspend(self, reason: str) -> None:
         self.close()
-        self._reason = reason
+        self._reason, self._awaits_start = reason, False
         self._suspended_until = time.monotonic() + self._delay
         self._delay = min(self._delay * 2, MAX_SUSPENSION)

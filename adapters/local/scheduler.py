@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from msgspec import structs
@@ -31,6 +32,7 @@ from metasched.adapters.local.wakeups import Wakeups
 from metasched.adapters.local.windows import LocalWindows
 from metasched.model.listing import PolicyExclusions
 from metasched.model.survey import ReservationSpec
+from metasched.policies.local.exclusion import MAX_ASKED
 from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import (
     FreeResources,
@@ -38,7 +40,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from metasched.policies.local.registry import POLICIES, make_policy
+from metasched.policies.local.registry import POLICIES, keeps_order, make_policy
 
 # A disk takes milliseconds for each transaction, so the ends of jobs are saved in batches:
 SAVE_DELAY = 0.2  # seconds without an event
@@ -74,7 +76,6 @@ class LocalScheduler:
         self._policy_host = PolicyHost(options.policy) if is_foreign else None
         self.exclusions = PolicyExclusions(0, False, "")
         self._decided = 0.0  # epoch seconds at which the last decisions began
-        self._asked = 0.0  # the same in monotonic seconds
         self._warned_at = -WARNING_INTERVAL  # monotonic seconds
         self._rho: Mapping[str, float] = {}
         self.planned_starts: Mapping[int, float] = {}  # epoch seconds, by native id
@@ -85,6 +86,13 @@ class LocalScheduler:
             folder, self.table, self._fork_servers, self._wakeups, self._run_locked
         )
         self._thread = threading.Thread(target=self._run, name=f"local {folder}", daemon=True)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the policy lets no task overtake another."""
+        if self._policy_host is not None:
+            return self._policy_host.in_order
+        return keeps_order(self._policy_name)
 
     def start(self) -> None:
         self._thread.start()
@@ -161,8 +169,7 @@ class LocalScheduler:
     def _run(self) -> None:
         while True:
             ready = self._wakeups.wait(self._patience())
-            if self._policy_host is not None and self.table.queue and not self._stopped:
-                self._policy_host.prepare()  # it may take long, so calls do not wait for it
+            self._prepare_policy()  # the first time it may take long, so calls do not wait for it
             with self._lock:
                 if self._stopped:
                     return
@@ -182,17 +189,22 @@ class LocalScheduler:
                     self._wakeups.wake()
             time.sleep(RETRY_DELAY)
 
+    def _prepare_policy(self) -> None:
+        """Start the process of the policy if there has to be one."""
+        if self._policy_host is None or self._stopped:
+            return
+        if (descriptor := self._policy_host.prepare()) is not None:
+            self._wakeups.watch_once(descriptor)
+
     def _patience(self) -> float | None:
         """Return for how many seconds the thread may sleep without an event; None: for ever."""
         if self.table.unsaved_count:
             return SAVE_DELAY
         with self._lock:  # a window may have begun since the last decisions: they took a while
             change = self.windows.next_change(self._decided)
-            has_queue = bool(self.table.queue)
         patience = math.inf if change is None else min(change - time.time(), MAX_SLEEP)
-        host = self._policy_host
-        if host is not None and has_queue and host.suspended_until > self._asked:
-            patience = min(patience, host.suspended_until - time.monotonic())
+        if self._policy_host is not None and (due := self._policy_host.due) is not None:
+            patience = min(patience, due - time.monotonic())
         return None if patience == math.inf else max(patience, 0.0)
 
     def _run_locked(self, function: Callable[[], None]) -> None:
@@ -214,7 +226,7 @@ class LocalScheduler:
 
     def _decide_starts(self) -> None:
         """Decide which tasks start now; record each decision as a job folder with a `spec`."""
-        table, self._decided, self._asked = self.table, time.time(), time.monotonic()
+        table, self._decided = self.table, time.time()
         if not table.queue:
             return
         if self.windows:
@@ -275,7 +287,9 @@ class LocalScheduler:
     def _choose_starts(self, policy: LocalPolicy, now: float) -> list[LocalTask]:
         """Return the tasks that a policy starts. ValueError if they do not wait, or do not fit."""
         table = self.table
-        queue = [task for task in table.queue if not task.requirements.reservation]
+        unreserved = (task for task in table.queue if not task.requirements.reservation)
+        depth = MAX_ASKED if policy is self._policy_host else None
+        queue = list(islice(unreserved, depth))
         waiting = {task.native_id: task for task in queue}
         free_cpus, free = table.free_cpus, dict(table.free_resources)
         starts = []

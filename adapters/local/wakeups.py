@@ -28,6 +28,10 @@ class Wakeups:
         """Have the thread make a pass."""
         os.eventfd_write(self._wakeup_fd, 1)
 
+    def watch_once(self, descriptor: int) -> None:
+        """Have the thread make a pass when a descriptor is readable. Closing it ends that."""
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+
     def wait(self, timeout: float | None) -> list[int]:
         """Sleep for `timeout` seconds at the most; return the descriptors that are ready."""
         return [descriptor for descriptor, _ in self._epoll.poll(timeout)]

@@ -39,7 +39,9 @@ def worker_of(folder: Path) -> WorkerAdapter:
     options = LocalOptions(cpus=4)
     cluster = Cluster(name=folder.name, adapter="local")
     python = [sys.executable]
-    return WorkerAdapter(cluster, options, "bench", folder, Local.capabilities, python, {})
+    return WorkerAdapter(
+        cluster, options, "bench", folder, Local.capabilities_for(options), python, {}
+    )
 
 
 def seconds_of_a_poll(adapters: list[WorkerAdapter]) -> float:

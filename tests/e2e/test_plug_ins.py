@@ -152,3 +152,19 @@ def test_the_exclusion_of_a_local_policy_is_recorded(
     site.stop()
     (tmp_path / "choosy_policy.py").unlink()
     site.run("db", "check")  # decisions are replayed without the package
+
+
+@pytest.mark.slow
+def test_an_import_that_hangs_leaves_a_cluster_that_fcfs_decides(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon gives the worker less time for an answer than an import may take."""
+    groups = {"metasched.policies": {"choosy": "Choosy"}}
+    install(tmp_path, "choosy_policy", "import time\ntime.sleep(600)\n", groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    site.configure(clusters=f"{LOCAL_WITH_POLICY}call_timeout = 2\n")
+    site.start()
+    jobs = [site.submit("-n", "2", "--wrap", "true") for _ in range(3)]
+    assert {row["state"] for row in site.until_ended(*jobs)} == {"completed"}
+    [excluded] = site.json("events", "--kind", "local_policy_excluded")
+    assert excluded["cause"].startswith("no answer within 20 s")

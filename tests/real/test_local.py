@@ -32,7 +32,7 @@ from metasched.adapters.local.host import ForkServer, read_record
 from metasched.adapters.local.policy_host import PolicyHost
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import JobStatus, PolicyExclusions
 from metasched.model.tags import tag_of
 from metasched.policies.local import registry
 from tests.harness import processes
@@ -816,12 +816,13 @@ def test_calls_do_not_wait_for_the_import_of_a_policy(
     monkeypatch.syspath_prepend(tmp_path)
     begun, may_end = threading.Event(), threading.Event()
 
-    def load(_: PolicyHost) -> None:
-        begun.set()
-        may_end.wait()
-        raise OSError("it has hung")
+    def prepare(host: PolicyHost) -> None:
+        if not may_end.is_set():
+            begun.set()
+            may_end.wait()
+            host._suspend("it has hung")
 
-    monkeypatch.setattr(PolicyHost, "_load", load)
+    monkeypatch.setattr(PolicyHost, "prepare", prepare)
     site.reopen(policy="holding")
     with ThreadPoolExecutor(1) as calls:
         try:
@@ -832,6 +833,38 @@ def test_calls_do_not_wait_for_the_import_of_a_policy(
             may_end.set()
     assert state is State.PENDING
     assert site.wait_end(order).state is State.COMPLETED
+
+
+REVERSING = """\
+from metasched.policies.local.orders import FirstFit
+
+class Reversing(FirstFit):
+    in_order = False
+
+    def sort_queue(self, queue):
+        return list(reversed(queue))
+"""
+
+
+def test_a_policy_is_asked_about_the_head_of_a_long_queue(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {registry.POLICY_GROUP: {"reversing": "Reversing"}}
+    install(tmp_path, "reversing_policy", REVERSING, groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(scheduler, "MAX_ASKED", 3)
+    site.reopen(policy="reversing")
+    first = site.submit("exec sleep 600", cpus=4)
+    site.wait(lambda: site.row(first).state is State.RUNNING)
+    orders = [site.submit("sleep 0.2", cpus=4) for _ in range(4)]
+    site.cancel(first)
+    for order in orders:
+        assert site.wait_end(order).state is State.COMPLETED
+    starts = [(site.row(order).started or 0.0, number) for number, order in enumerate(orders)]
+    # the last of three waiting goes first, each time
+    assert [number for _, number in sorted(starts)] == [2, 3, 1, 0]
+    assert site.adapter.exclusions == PolicyExclusions(0, False, "")
 
 
 def test_a_policy_that_cannot_be_made_leaves_fcfs(

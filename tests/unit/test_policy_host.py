@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -25,6 +27,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
+from tests.harness.looks import looks
 from tests.harness.plug_in_packages import install
 
 MODULE = """\
@@ -124,6 +127,20 @@ def hosting(
         yield host
 
 
+def ask(
+    host: PolicyHost,
+    queue: list[WaitingJob],
+    running: list[RunningJob],
+    free: FreeResources,
+) -> list[JobStart]:
+    """Wait until its process has started or is suspended; return what the policy chooses."""
+    for _ in looks(60.0):
+        host.prepare()
+        if host._starting is None:
+            break
+    return host.choose_starts(0.0, queue, running, free)
+
+
 def job(act: str = "") -> WaitingJob:
     return WaitingJob(1, 2, 10.0, {"gpu": 1}, user=act)
 
@@ -141,14 +158,14 @@ def test_a_policy_decides_in_a_process_and_is_not_imported_here(
     queue = [job(), WaitingJob(2, 2, float("inf"), EMPTY)]
     running = [RunningJob(3, 1, 50.0)]
     with hosting("last") as host:
-        assert host.choose_starts(0.0, queue, running, FREE) == [JobStart(2)]
+        assert ask(host, queue, running, FREE) == [JobStart(2)]
         pid = host.pid
         assert pid is not None
         assert not hasattr(host, "planned_starts")
         windows = (ReservedWindow(5.0, 6.0, 1),)
         with pytest.raises(PolicyExcluded, match="it keeps no reserved windows"):
-            host.choose_starts(0.0, queue, running, FREE._replace(windows=windows))
-        assert host.choose_starts(0.0, queue, running, FREE) == [JobStart(2)]
+            ask(host, queue, running, FREE._replace(windows=windows))
+        assert ask(host, queue, running, FREE) == [JobStart(2)]
         assert host.pid == pid
     assert not os.path.exists(f"/proc/{pid}")
 
@@ -169,11 +186,11 @@ def test_what_a_policy_raises_excludes_it_from_that_pass_alone() -> None:
         pids = set()
         for act, reason in reasons.items():
             with pytest.raises(PolicyExcluded, match=reason):
-                host.choose_starts(0.0, [job(act)], [], FREE)
+                ask(host, [job(act)], [], FREE)
             pids.add(host.pid)
-        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        assert ask(host, [job("first")], [], FREE) == [JobStart(1)]
         # more than wait are never read
-        assert host.choose_starts(0.0, [job("endless")], [], FREE) == [JobStart(1)] * 2
+        assert ask(host, [job("endless")], [], FREE) == [JobStart(1)] * 2
         assert pids == {host.pid}
 
 
@@ -187,22 +204,22 @@ def test_what_a_policy_raises_excludes_it_from_that_pass_alone() -> None:
 )
 def test_a_process_that_fails_is_killed_and_its_policy_suspended(act: str, reason: str) -> None:
     with hosting("acting", seconds=60.0, first_suspension=0.0) as host:
-        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        assert ask(host, [job("first")], [], FREE) == [JobStart(1)]
         pid = host.pid
         host._pass_seconds = 60.0 if act == "end" else 0.2
         with pytest.raises(PolicyExcluded, match=reason):
-            host.choose_starts(0.0, [job(act)], [], FREE)
+            ask(host, [job(act)], [], FREE)
         assert host.pid is None
         assert not os.path.exists(f"/proc/{pid}")
         host._pass_seconds, host._delay = 60.0, 600.0
         # a suspension of no time is over: another process answers
-        assert host.choose_starts(0.0, [job("first")], [], FREE) == [JobStart(1)]
+        assert ask(host, [job("first")], [], FREE) == [JobStart(1)]
         host._pass_seconds = 60.0 if act == "end" else 0.2
         with pytest.raises(PolicyExcluded, match=reason):
-            host.choose_starts(0.0, [job(act)], [], FREE)
+            ask(host, [job(act)], [], FREE)
         for _ in range(2):
             with pytest.raises(PolicyExcluded, match=f"{reason}; it is asked again in 600 s"):
-                host.choose_starts(0.0, [job("first")], [], FREE)
+                ask(host, [job("first")], [], FREE)
         assert host._delay == policy_host.MAX_SUSPENSION
 
 
@@ -221,25 +238,56 @@ def test_a_policy_that_cannot_be_created_leaves_the_traits_of_fcfs() -> None:
     assert Local.capabilities_for(LocalOptions(cpus=2, policy="unmade")).reservations
     with hosting("unmade") as host:
         with pytest.raises(PolicyExcluded, match="SystemExit: not today"):
-            host.choose_starts(0.0, [job()], [], FREE)
+            ask(host, [job()], [], FREE)
         with pytest.raises(PolicyExcluded, match="asked again in"):
+            ask(host, [job()], [], FREE)
+
+
+def test_after_a_failure_no_pass_waits_for_an_import() -> None:
+    """The first start is awaited, so that the policy decides from the beginning."""
+    with closing(PolicyHost("hanging", 60.0, load_seconds=0.5, first_suspension=0.0)) as host:
+        assert host.in_order  # of FCFS, since nothing is known yet
+        assert host.prepare() is None
+        with pytest.raises(PolicyExcluded, match="its process starts again, after: no answer"):
             host.choose_starts(0.0, [job()], [], FREE)
+        host._load_seconds = 600.0
+        descriptor = host.prepare()
+        assert descriptor is not None
+        assert host.due is not None
+        assert host.due > time.monotonic() + 500.0
+        assert host.prepare() is None
+        with pytest.raises(PolicyExcluded, match="its process starts again, after: no answer"):
+            host.choose_starts(0.0, [job()], [], FREE)
+        assert host._starting is not None
+        pid = host._starting.pid
+        assert os.path.exists(f"/proc/{pid}")
+    assert not os.path.exists(f"/proc/{pid}")
+    with closing(PolicyHost("last", 60.0, first_suspension=0.0)) as host:
+        host._suspend("tried before")
+        descriptor = host.prepare()
+        assert descriptor is not None
+        readable = select.poll()
+        readable.register(descriptor, select.POLLIN)
+        assert readable.poll(60_000)
+        assert host.prepare() is None
+        assert host.pid is not None
+        assert not host.in_order
 
 
 def test_planned_starts_are_checked() -> None:
     """A listing of the cluster would end with them."""
     with hosting("planning") as host:
-        host.choose_starts(0.0, [job()], [], FREE)
+        ask(host, [job()], [], FREE)
         assert host.planned_starts() == {1: 5.0}
     with hosting("confused") as host, pytest.raises(PolicyExcluded, match="ValueError"):
-        host.choose_starts(0.0, [job()], [], FREE)
+        ask(host, [job()], [], FREE)
 
 
 @pytest.mark.parametrize("answer", [b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa6starts\x91\x01"])
 def test_an_answer_that_is_none_suspends(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with hosting("acting") as host:
-        host.choose_starts(0.0, [job("first")], [], FREE)
+        ask(host, [job("first")], [], FREE)
         monkeypatch.setattr(policy_host, "receive", lambda *given: receive(*given) and answer)
         with pytest.raises(PolicyExcluded, match="an answer that is none"):
-            host.choose_starts(0.0, [job("first")], [], FREE)
+            ask(host, [job("first")], [], FREE)
         assert host.pid is None

@@ -16,10 +16,16 @@ from metasched.daemon.forecast_policies import InterruptiblePolicy, make_forecas
 from metasched.daemon.pickled_process import PickledProcess
 from metasched.experiments.policy_trial import trial_of
 from metasched.model.job import Job
+from metasched.policies.local import exclusion
 from metasched.policies.local.exclusion import ExcludablePolicy
 from metasched.policies.local.orders import FCFS
 from metasched.policies.local.queueing import FreeResources, JobStart, WaitingJob
-from metasched.policies.local.registry import check_policy_name, keeps_order, make_policy
+from metasched.policies.local.registry import (
+    check_policy_name,
+    keeps_order,
+    make_excludable,
+    make_policy,
+)
 from metasched.simulate.cluster_specs import parse_clusters
 from metasched.simulate.settings import SimulationSettings, simulate
 from metasched.simulate.workload import Workload, WorkloadEntry
@@ -155,3 +161,14 @@ answer_requests(answer, 2**29)
             await process.close()
 
     assert asyncio.run(ask()) == [[None, 7], "no memory", [None, 8]]
+
+
+def test_a_simulation_asks_about_the_head_of_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that come later are no reason to ask about the last of them alone."""
+    monkeypatch.setattr(exclusion, "MAX_ASKED", 2)
+    policy = make_excludable("last")
+    queue = [WaitingJob(id, 1, 10.0) for id in (1, 2, 3)]
+    assert policy.choose_starts(0.0, queue, [], FreeResources(1)) == [JobStart(2)]
+    assert not policy.incremental
+    assert isinstance(policy, ExcludablePolicy)
+    assert policy.excluded_passes == 0
