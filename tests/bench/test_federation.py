@@ -158,9 +158,9 @@ def test_many_jobs(slurm: SlurmSite, tmp_path: Path, record: Record) -> None:
             with front(slurm, tmp_path / f"{name}{number}") as site:
                 arrays[name].append(site.seconds(1, f"--array=1-{JOBS}"))
                 singles[name].append(site.seconds(JOBS))
-    for what, used in ((f"an array of {JOBS} tasks", arrays), (f"{JOBS} single jobs", singles)):
+    for label, used in ((f"an array of {JOBS} tasks", arrays), (f"{JOBS} single jobs", singles)):
         record(
-            f"{what} of 2 s, until all have ended",
+            f"{label} of 2 s, until all have ended",
             median(used["metasched"]),
             "s",
             peers={"federation": median(used["federation"])},

@@ -327,11 +327,11 @@ def test_commits_of_submissions(kind: str, site: Site, common_folder: Path, reco
                 require("postgresql", reason)
             server = stack.enter_context(Server(common_folder / "pg-group", settings=()))
             site.url = server.create()
-            count, what = commits(server), "transactions"
+            count, unit = commits(server), "transactions"
         elif shutil.which("strace") is None:
             require("strace", "strace not found; apt-get install strace")
         else:
-            count, what = disk_waits(site), "fsyncs"
+            count, unit = disk_waits(site), "fsyncs"
         site.configure(ONE_LOCAL)
         for before in ((), (sys.executable, str(ungrouped))):
             site.before = before
@@ -340,7 +340,7 @@ def test_commits_of_submissions(kind: str, site: Site, common_folder: Path, reco
             site.stop()
     for position, clients in enumerate((1, CLIENTS)):
         record(
-            f"{what} of a submission, {clients} clients, {kind}",
+            f"{unit} of a submission, {clients} clients, {kind}",
             figures[0][position],
             "each",
             peers={"a commit for each request": figures[1][position]},

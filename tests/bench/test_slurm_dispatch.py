@@ -194,14 +194,14 @@ def test_jobs_one_by_one(
     access, bare = way
     script = site.folder / "job.sh"
     script.write_text(SCRIPT)
-    loops, ours = [], []
+    loops, dispatches = [], []
     for _ in range(PAIRS):
         loops.append(bare(list(twins), script, JOBS))
         full(twins)
-        ours.append(dispatch(site, client, *[request(site.folder)] * JOBS))
+        dispatches.append(dispatch(site, client, *[request(site.folder)] * JOBS))
     for cluster in twins:
         cluster.empty()
-    ratios = [of_us.rate / of_loop for of_us, of_loop in zip(ours, loops, strict=True)]
+    ratios = [of_us.rate / of_loop for of_us, of_loop in zip(dispatches, loops, strict=True)]
     asked = {"commands": 0.95, "pyslurm": 0.8}[access]
     record(
         f"one by one, {access}, median of {PAIRS} pairs",
@@ -210,11 +210,11 @@ def test_jobs_one_by_one(
         target=f"at least {asked:g}",
     )
     record(f"the lowest of the pairs, {access}", min(ratios), "of one loop")
-    rate = median(dispatched.rate for dispatched in ours)
+    rate = median(dispatched.rate for dispatched in dispatches)
     record(f"one by one, {access}", rate, "/s", peers={"one loop": median(loops)})
-    cancelling = median(dispatched.cancelling for dispatched in ours)
+    cancelling = median(dispatched.cancelling for dispatched in dispatches)
     record(f"cancel of the 1,000 jobs, {access}", cancelling, "s")
-    of_a_job = median(dispatched.cpu for dispatched in ours)
+    of_a_job = median(dispatched.cpu for dispatched in dispatches)
     record(f"our processes, a job one by one, {access}", of_a_job * 1e3, "ms of CPU")
 
 
@@ -227,23 +227,23 @@ def test_tasks_of_an_array(
     access, bare = way
     script = site.folder / "job.sh"
     script.write_text(SCRIPT)
-    loops, together, ours = [], [], []
+    loops, together, dispatches = [], [], []
     for _ in range(ARRAYS):
         loops.append(bare(list(twins), script, JOBS))
         full(twins)
         together.append(at_once(bare, list(twins), script))
         full(twins)
-        ours.append(dispatch(site, client, request(site.folder, array=f"1-{JOBS}")))
+        dispatches.append(dispatch(site, client, request(site.folder, array=f"1-{JOBS}")))
     for cluster in twins:
         cluster.empty()
     record(
         f"as an array, {access}",
-        median(dispatched.whole_rate for dispatched in ours),
+        median(dispatched.whole_rate for dispatched in dispatches),
         "/s",
         peers={"one loop": median(loops), "a loop per cluster, at once": median(together)},
         target="at least 10 x one loop",
     )
-    cancelling = median(dispatched.cancelling for dispatched in ours)
+    cancelling = median(dispatched.cancelling for dispatched in dispatches)
     record(f"cancel of the array, {access}", cancelling, "s")
-    of_a_task = median(dispatched.cpu for dispatched in ours)
+    of_a_task = median(dispatched.cpu for dispatched in dispatches)
     record(f"our processes, a task of the array, {access}", of_a_task * 1e3, "ms of CPU")

@@ -145,11 +145,11 @@ def test_use_is_reported_of_jobs_that_are_not_named_as_own(manager: Manager) -> 
     expected = 2 * (row.ended - row.started)
     end = time.monotonic() + PATIENCE
     while True:
-        others, everything = (manager.adapter.query_foreign_use(q) for q in (own_query, query))
-        used = total_use(everything) - total_use(others)
-        if others.cursor == everything.cursor and used >= expected - 2 * SECOND:
+        foreign, everything = (manager.adapter.query_foreign_use(q) for q in (own_query, query))
+        used = total_use(everything) - total_use(foreign)
+        if foreign.cursor == everything.cursor and used >= expected - 2 * SECOND:
             break
-        assert time.monotonic() < end, (others, everything)
+        assert time.monotonic() < end, (foreign, everything)
         time.sleep(0.1)
     assert used <= expected + 2 * SECOND
     assert {use.user for use in everything.rows} == {getpass.getuser()}

@@ -171,7 +171,7 @@ def test_passes_the_suite(compiled: Path) -> None:
         "tests/unit/test_golden.py::test_all_of_",  # its first 10,000 jobs take the same lines
     )
     arguments = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    arguments += [word for name in left_out for word in ("--deselect", name)]
+    arguments += [argument for name in left_out for argument in ("--deselect", name)]
     output = run(compiled, *arguments, *SUITE, cwd=folder)
     assert " passed" in output
     assert str(folder / "venv") in run(

@@ -267,10 +267,10 @@ def clock_finding(
     site: Site, cluster: str, env: dict[str, str] | None = None
 ) -> tuple[str, str, int]:
     """Return id, severity and seconds of the finding on a controller whose clock is ahead."""
-    found = patient_findings(site, 1, env)[f"controller of {cluster}"]
-    words = found["text"].split()
-    assert words[4:] == ["s", "ahead", "of", "this", "host"]
-    return found["id"], found["severity"], int(words[3])
+    finding = patient_findings(site, 1, env)[f"controller of {cluster}"]
+    text_words = finding["text"].split()
+    assert text_words[4:] == ["s", "ahead", "of", "this", "host"]
+    return finding["id"], finding["severity"], int(text_words[3])
 
 
 def test_a_slurm_whose_controller_hangs_dies_or_has_another_clock(

@@ -201,9 +201,9 @@ def test_an_outage_of_a_real_controller(over_slurm: Site, slurm_site: SlurmSite)
     expected = ["breaker_open", "cluster_unreachable", "job_unknown"]
     expected += ["cluster_answers", "job_known", "breaker_closed"]
     assert sorted(kinds(site, "--cluster", "beta")) == sorted(expected)
-    unknown, known = site.json("events", "--job", str(job))
+    unknown, job_known = site.json("events", "--job", str(job))
     assert unknown["details"] == {"state": "running"}
-    assert known["details"] == {"state": "running"}
+    assert job_known["details"] == {"state": "running"}
     stop_and_replay(site)
 
 

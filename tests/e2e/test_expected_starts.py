@@ -14,8 +14,8 @@ def test_status_and_explain_have_an_interval(site: Site) -> None:
     """Of 100 ended tasks none took more than a part of its limit; nor will the running job."""
     site.configure(f'{ONE_LOCAL}policy = "easy"\n')
     site.start()
-    known = site.submit("-n", "1", "--array", "1-100", "--time", "60", "--wrap", "true")
-    site.until_ended(known)
+    ended = site.submit("-n", "1", "--array", "1-100", "--time", "60", "--wrap", "true")
+    site.until_ended(ended)
     first = site.submit("-n", "4", "--time", "60", "--wrap", "exec sleep 600")
     begun = datetime.fromisoformat(site.until(lambda: site.row(first)["started"]))
     second = site.submit("-n", "4", "--time", "5", "--wrap", "true")
@@ -49,8 +49,8 @@ def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: S
     site.configure(wide + beta.table("poll_interval = 1\n"))
     site.start()
     beta.run("sbatch", "-t", "30", "-N3", "--exclusive", "--wrap", "sleep 600")
-    known = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
-    site.until_ended(site.submit(*known, "--wrap", "true"))
+    options = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
+    site.until_ended(site.submit(*options, "--wrap", "true"))
     beta.run("sbatch", "-t", "20", "-N3", "--exclusive", "--wrap", "sleep 600")
     begun = datetime.now(UTC)
     job = site.submit("-n", "24", "--time", "5", "--cluster", "beta", "--wrap", "true")
@@ -76,8 +76,8 @@ def test_jobs_of_others_do_not_hide_the_start_on_grid_engine(
     python = gridengine_cell.python(site.folder / "python")
     site.configure(wide + gridengine_cell.table(python, "poll_interval = 1\nsettle = 1\n"))
     site.start()
-    known = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
-    site.until_ended(site.submit(*known, "--wrap", "true"))
+    arguments = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
+    site.until_ended(site.submit(*arguments, "--wrap", "true"))
     options = ("-terse", "-b", "y", "-pe", "smp", "8", "-o", "/dev/null", "-j", "y")
     others = []
     for seconds in ("1800", "1200"):
@@ -104,8 +104,8 @@ def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> N
     (site.folder / "policy.toml").write_text('load = "forecast"\npull = false\n')
     site.configure(f"{ONE_LOCAL}{right}", '[policy]\nfile = "policy.toml"\n')
     site.start()
-    known = site.submit("-n", "1", "--array", "1-100", "--time", "60", "--wrap", "true")
-    site.until_ended(known)
+    ended = site.submit("-n", "1", "--array", "1-100", "--time", "60", "--wrap", "true")
+    site.until_ended(ended)
     held = [
         site.submit("-n", "4", "--time", minutes, "--cluster", cluster, "--wrap", "exec sleep 600")
         for cluster, minutes in (("here", "20"), ("right", "2"), ("right", "60"))

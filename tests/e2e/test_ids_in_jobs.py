@@ -57,7 +57,7 @@ def outputs(site: Site, cluster: str, script: str, *options: str) -> dict[str, d
     """Run a script; return what each task printed as NAME=VALUE lines, by task or job."""
     file = site.folder / "script"
     file.write_text(script)
-    words = [
+    command = [
         "--cluster",
         cluster,
         "-J",
@@ -66,7 +66,7 @@ def outputs(site: Site, cluster: str, script: str, *options: str) -> dict[str, d
         str(site.folder / "%A_%a.out"),
         *options,
     ]
-    job = site.submit(*words, str(file))
+    job = site.submit(*command, str(file))
     rows = site.until_ended(job)
     printed = {}
     for row in rows:

@@ -46,15 +46,15 @@ ELSEWHERE = {
 
 def commands() -> list[str]:
     """Return all code of the pages that is a command: of metasched, or a program of this host."""
-    found = dict[str, None]()
+    distinct = dict[str, None]()
     for name in PAGES:
         text = TESTS.with_name("docs").joinpath("admin", f"{name}.md").read_text()
         assert "\n    " not in text.replace("\n    --", "")  # all code is in the text
         for code in re.findall(r"`([^`]+)`", text):
             first = code.split()[0]
             if first in PROGRAMS or (first not in WORDS and shutil.which(first)):
-                found[" ".join(code.split())] = None
-    return list(found)
+                distinct[" ".join(code.split())] = None
+    return list(distinct)
 
 
 def test_a_command_that_is_run_elsewhere_is_run_there() -> None:
@@ -73,10 +73,10 @@ def test_the_commands_of_the_pages_run(site: Site) -> None:
     lines = [command for command in commands() if command not in BARE | ELSEWHERE.keys()]
     assert len(lines) > 17
     for line in lines:
-        program, *words = shlex.split(line.replace("JOB", str(job)))
+        program, *arguments = shlex.split(line.replace("JOB", str(job)))
         assert program == "metasched", f"{line}: name a test that runs it"
         done = subprocess.run(
-            [COMMAND, *(SITE.get(word, word) for word in words)],
+            [COMMAND, *(SITE.get(argument, argument) for argument in arguments)],
             env=site.environment,
             cwd=site.folder,
             capture_output=True,

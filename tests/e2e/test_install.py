@@ -99,8 +99,8 @@ def test_a_site_in_ten_minutes_by_its_page(
     for line in before:
         root.run(line.replace(NAME, folder))
     # what the page says of Debian's cell; its remedy is a command
-    found = json.loads(root.run(f"{doctor} --json || true"))
-    [error] = [finding for finding in found if finding["severity"] == "error"]
+    findings = json.loads(root.run(f"{doctor} --json || true"))
+    [error] = [finding for finding in findings if finding["severity"] == "error"]
     assert error["check"] == "manager of grid"
     root.run(error["mend"])
     root.run(doctor)

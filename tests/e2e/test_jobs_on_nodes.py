@@ -90,9 +90,9 @@ class NodeSite:
 
     def ask(self, token: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
         content = "" if body is None else json.dumps(body)
-        words = [sys.executable, "-c", ASK, self.address, token, method, path, content]
+        command = [sys.executable, "-c", ASK, self.address, token, method, path, content]
         done = subprocess.run(
-            [*self.inside, *words], capture_output=True, text=True, check=True, timeout=90
+            [*self.inside, *command], capture_output=True, text=True, check=True, timeout=90
         )
         status, answer = json.loads(done.stdout)
         return status, answer
@@ -109,8 +109,8 @@ def set_up(
     if shutil.which("openssl") is None:
         require("openssl", "it makes the certificate")
     site = MultiUserSite(folder, inside=inside)
-    words = [*CERTIFICATE.split(), "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(words, cwd=folder, capture_output=True, check=True)
+    command = [*CERTIFICATE.split(), "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
     shutil.chown(folder / "key.pem", KEEPER)
     claims = folder / "claims"
     claims.mkdir()
@@ -281,10 +281,10 @@ def test_no_other_account_finds_a_token(nodes: NodeSite) -> None:
         read = subprocess.run([*as_b, "cat", path], capture_output=True, check=False)
         assert (read.returncode, read.stdout) == (1, b"")
         search = ["grep", "-rlaF", secret, nodes.manager_files, site.folder]
-        found = subprocess.run(
+        result = subprocess.run(
             [*as_b, *map(str, search)], capture_output=True, text=True, check=False
         )
-        assert found.stdout == ""
+        assert result.stdout == ""
         processes = subprocess.run(
             [*as_b, "ps", "axewww", "-o", "args"], capture_output=True, text=True, check=True
         )

@@ -31,13 +31,13 @@ def test_what_a_forgotten_task_holds_is_returned_after_its_time_limit(site: Site
     site.start()
     ran, end = site.folder / "ran", site.folder / "end"
     script = f'echo $METASCHED_TASK >> "{ran}"; until [ -e "{end}" ]; do sleep 0.1; done'
-    words = ("-t", f"0:{LIMIT:02.0f}", "-L", "matlab", "-o", "/dev/null")
-    array = site.submit(*words, "--array", "1-3%1", "--wrap", script)
+    options = ("-t", f"0:{LIMIT:02.0f}", "-L", "matlab", "-o", "/dev/null")
+    array = site.submit(*options, "--array", "1-3%1", "--wrap", script)
 
     def state(index: int) -> str:
         [row] = site.rows(f"{array}_{index}")
-        found: str = row["state"]
-        return found
+        state: str = row["state"]
+        return state
 
     site.until(lambda: state(1) == "running")
     site.stop()

@@ -87,11 +87,11 @@ def is_signed(headers: dict[str, str], body: bytes) -> bool:
 
 def mails(site: Site) -> list[tuple[str, Any]]:
     """Return arguments and message of each mail that the program took."""
-    found = []
+    received = []
     for path in sorted((site.folder / "mails").glob("*.mail"), key=lambda p: int(p.stem)):
         arguments, _, text = path.read_text().partition("\n")
-        found.append((arguments, message_from_string(text)))
-    return found
+        received.append((arguments, message_from_string(text)))
+    return received
 
 
 def words(site: Site) -> list[str]:
@@ -175,8 +175,8 @@ def test_each_mail_once_and_all_events_in_order_over_failures_and_a_crash(
         assert words(site)[0].endswith(", FAILED, ExitCode 3")
 
         # an address that the site does not allow; an array; a job whose mail kills the daemon
-        told = site.run("submit", "--mail-type=END", "--mail-user=eve@evil.org", "--wrap", ":")
-        assert "mail goes to" in told.stderr
+        result = site.run("submit", "--mail-type=END", "--mail-user=eve@evil.org", "--wrap", ":")
+        assert "mail goes to" in result.stderr
         array = site.submit("--name", "b", "-a", "1-3", "--mail-type=END", *to_ada, "--wrap", ":")
         site.until(lambda: len(mails(site)) == 3)
         assert sorted(words(site))[1] == "b Ended, COMPLETED"
@@ -220,8 +220,8 @@ def test_without_a_program_no_mail_is_promised(running: Site) -> None:
     assert "this site has no mail program to notify you by, --mail; leave it out" in message
     message = running.error(*reserve, "--mail", "|sh", code=2)
     assert message == "'|sh' is no address, --mail; write an address as ada@example.org"
-    told = running.run("submit", "--mail-type", "END", "--wrap", ":")
-    assert told.stderr == "metasched: warning: --mail-type: this site sends no mail\n"
+    result = running.run("submit", "--mail-type", "END", "--wrap", ":")
+    assert result.stderr == "metasched: warning: --mail-type: this site sends no mail\n"
     message = running.error("submit", "--mail-type", "ENDE", "--wrap", ":", code=2)
     assert "is no kind of mail, --mail-type; write BEGIN, END, FAIL or ALL" in message
 
@@ -239,10 +239,10 @@ def test_users_get_their_own_mail_and_see_their_own_notifications(common_folder:
     tables = TABLES.replace("{folder}", str(folder))
     with running_site(folder, tables, f"[cluster.here]\n{SUPERVISE}") as site:
         a, b, operator = site.by(A), site.by(B), site.by(OPERATOR)
-        wanted = ("--mail-type", "END", "-o", "/dev/null", "--wrap", ":")
-        told = a.run("submit", "--mail-user", B, *wanted)
-        assert f"mail goes to {A}, not to {B}" in told.stderr
-        b.submit(*wanted)
+        options = ("--mail-type", "END", "-o", "/dev/null", "--wrap", ":")
+        result = a.run("submit", "--mail-user", B, *options)
+        assert f"mail goes to {A}, not to {B}" in result.stderr
+        b.submit(*options)
 
         def addresses(reader: Site) -> set[str]:
             return {row["address"] for row in reader.json("notifications")}

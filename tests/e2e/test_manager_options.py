@@ -57,12 +57,12 @@ def received(site: Site, *options: str) -> set[str]:
     for path in (output, site.folder / "stop"):
         path.unlink(missing_ok=True)
     job = site.submit(*options, "-D", str(site.folder), "-o", str(output), str(file))
-    words = {"to-script", "to-step"}
-    site.until(lambda: output.exists() and words & set(output.read_text().split()), 120)
+    expected = {"to-script", "to-step"}
+    site.until(lambda: output.exists() and expected & set(output.read_text().split()), 120)
     (site.folder / "stop").touch()
     [row] = site.until_ended(job)
     assert row["state"] == "completed", (row, output.read_text())
-    return words & set(output.read_text().split())
+    return expected & set(output.read_text().split())
 
 
 def check_appending(site: Site) -> None:
@@ -161,7 +161,7 @@ def test_on_two_slurm_clusters(site: Site, two_clusters: SlurmSite) -> None:
         site.until(lambda: site.row(job)["state"] == "running")
         row = site.row(job)
         text = two_clusters[row["cluster"]].run("scontrol", "show", "job", str(row["native_id"]))
-        fields = dict(word.partition("=")[::2] for word in text.split())
+        fields = dict(pair.partition("=")[::2] for pair in text.split())
         site.run("cancel", str(job))
         site.until_ended(job)
         return row["cluster"], fields

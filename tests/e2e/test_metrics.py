@@ -42,8 +42,8 @@ def scraped(site: Site) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def sample(site: Site, name: str, **labels: str) -> float | None:
-    wanted = {(key.rstrip("_"), value) for key, value in labels.items()}
-    return scraped(site).get((f"metasched_{name}", frozenset(wanted)))
+    required = {(key.rstrip("_"), value) for key, value in labels.items()}
+    return scraped(site).get((f"metasched_{name}", frozenset(required)))
 
 
 class Remote:
@@ -196,8 +196,8 @@ def test_no_metric_names_an_account_or_a_job(common_folder: Path) -> None:
         site.by(A).run("submit", "--hold", "--comment", name.replace("\n", " "), "--wrap", "true")
         text = scraped_by(site, B)
         assert "metasched_tasks{" in text
-        for word in (A, B, "secret-project", "forged"):
-            assert word not in text
+        for secret in (A, B, "secret-project", "forged"):
+            assert secret not in text
         message = site.by(B).error("token", "create", "--metrics", code=3)
         assert "only operators may create tokens for metrics" in message
 
@@ -245,10 +245,10 @@ def test_a_real_prometheus_scrapes_and_alerts(far_site: tuple[Site, int], tmp_pa
         address = f"http://127.0.0.1:{own_port}/api/v1/query?query={urllib.parse.quote(text)}"
         try:
             with urllib.request.urlopen(address, timeout=10) as answer:
-                found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+                series: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         except OSError:
             return {}
-        return {row["metric"].get("cluster", ""): float(row["value"][1]) for row in found}
+        return {row["metric"].get("cluster", ""): float(row["value"][1]) for row in series}
 
     try:
         site.until(lambda: query("metasched_cluster_up") == {"left": 1.0, "right": 1.0})

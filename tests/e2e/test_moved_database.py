@@ -56,10 +56,10 @@ def test_jobs_run_on_under_their_ids_after_a_move_and_a_move_back(
     over(site, old)
     assert "is not empty" in site.error("db", "move", new, code=1)
     over(site, new)
-    back = f"sqlite:///{site.folder}/back.db"
-    printed = site.run("db", "move", back).stdout
-    assert f'[daemon] of {site.config}: database = "{back}"\n' in printed
-    over(site, back)
+    url_after = f"sqlite:///{site.folder}/back.db"
+    printed = site.run("db", "move", url_after).stdout
+    assert f'[daemon] of {site.config}: database = "{url_after}"\n' in printed
+    over(site, url_after)
     site.start()
     assert site.rows(held)[0]["state"] == "completed"
     site.until_ended(site.submit("--wrap", "true"))
@@ -125,7 +125,7 @@ def test_a_failure_leaves_the_old_database_as_it_was(
 def test_a_move_to_nowhere(site: Site) -> None:
     site.start()
     site.stop()
-    for url, words in (
+    for url, message in (
         (f"sqlite:///{site.folder}/metasched.db", "is the database itself"),
         ("postgresql://127.0.0.1:1/x", "refused"),
         ("mysql://x/y", "is not supported"),
@@ -134,6 +134,6 @@ def test_a_move_to_nowhere(site: Site) -> None:
         ("sqlite:///new.db", f"write sqlite:///{site.folder}/new.db"),
         ("sqlite:///../new.db", f"write sqlite:///{site.folder}/../new.db"),
     ):
-        assert words in site.error("db", "move", url, code=1)
+        assert message in site.error("db", "move", url, code=1)
     assert not list(site.folder.rglob("new.db*"))
     site.start()

@@ -48,9 +48,9 @@ class Submitter:
 
     def run(self, *options: str) -> tuple[int, list[dict[str, str]]]:
         """Submit and wait. Return the job's id, and the text of each pattern for each file."""
-        words = ["-W", "-J", "sim", "-o", f"{self.folder}/{'@'.join(TABLE)}", *options]
+        arguments = ["-W", "-J", "sim", "-o", f"{self.folder}/{'@'.join(TABLE)}", *options]
         done = subprocess.run(
-            [*self.command, *words, "--wrap", "true"],
+            [*self.command, *arguments, "--wrap", "true"],
             env=dict(self.environment),
             capture_output=True,
             text=True,
@@ -61,8 +61,8 @@ class Submitter:
         texts = [path.name.split("@") for path in self.folder.iterdir()]
         for path in self.folder.iterdir():
             path.unlink()
-        found = [dict(zip(TABLE, line, strict=True)) for line in texts]
-        return int(done.stdout.split()[3]), sorted(found, key=lambda texts: texts["%a"])
+        rows = [dict(zip(TABLE, line, strict=True)) for line in texts]
+        return int(done.stdout.split()[3]), sorted(rows, key=lambda texts: texts["%a"])
 
 
 def test_files_have_the_names_of_the_document(
@@ -76,10 +76,11 @@ def test_files_have_the_names_of_the_document(
     node = os.uname().nodename.partition(".")[0]
 
     def expect(job: int, number: int, position: int) -> dict[str, str]:
-        known = {"17": str(job), "18": str(number), "ada": getpass.getuser(), "n1": node}
-        known |= {f"{n:010}": f"{int(known[str(n)]):010}" for n in (17, 18)}
+        replacements = {"17": str(job), "18": str(number), "ada": getpass.getuser(), "n1": node}
+        replacements |= {f"{n:010}": f"{int(replacements[str(n)]):010}" for n in (17, 18)}
         return {
-            pattern: known.get(texts[position], texts[position]) for pattern, texts in TABLE.items()
+            pattern: replacements.get(texts[position], texts[position])
+            for pattern, texts in TABLE.items()
         }
 
     real = Submitter(["sbatch"], alpha.environment, tmp_path / "real")

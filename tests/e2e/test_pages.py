@@ -18,16 +18,16 @@ SEPARATOR = "--- next ---"
 
 def steps(page: Path) -> list[tuple[str, str]]:
     """Return each command with its continuation lines, and what the page shows below it."""
-    found: list[tuple[str, str]] = []
+    blocks: list[tuple[str, str]] = []
     for block in re.findall(r"(?ms)^```console\n(.*?)^```$", page.read_text()):
         for line in block.splitlines():
             if line.startswith("$ "):
-                found.append((line[2:] + "\n", ""))
+                blocks.append((line[2:] + "\n", ""))
             elif line[:1] == ">":
-                found[-1] = (found[-1][0] + line[2:] + "\n", "")
+                blocks[-1] = (blocks[-1][0] + line[2:] + "\n", "")
             else:
-                found[-1] = (found[-1][0], found[-1][1] + line + "\n")
-    return found
+                blocks[-1] = (blocks[-1][0], blocks[-1][1] + line + "\n")
+    return blocks
 
 
 def pattern(shown: str) -> str:

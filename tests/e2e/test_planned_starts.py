@@ -20,8 +20,8 @@ def test_explain_tells_the_planned_start(site: Site, policy: str) -> None:
 
     def planned(job: int) -> float:
         """Return the planned start, in seconds after the start of the first job."""
-        told = site.until(lambda: site.json("explain", str(job))["expected_start"])
-        return (datetime.fromisoformat(told) - datetime.fromisoformat(begun)).total_seconds()
+        expected = site.until(lambda: site.json("explain", str(job))["expected_start"])
+        return (datetime.fromisoformat(expected) - datetime.fromisoformat(begun)).total_seconds()
 
     assert planned(second) == pytest.approx(600, abs=30)
     assert planned(third) == pytest.approx(planned(second) + 300, abs=2)

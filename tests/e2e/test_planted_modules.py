@@ -51,10 +51,10 @@ def test_nothing_of_the_callers_folder_runs(site: Site, words: tuple[str, ...]) 
 
 
 def test_every_interpreter_is_started_apart_from_its_folder() -> None:
-    found = 0
+    number = 0
     for folder in ("metasched", "adapters"):
         for path in (ROOT / folder).rglob("*.py"):
             for option in STARTS_PYTHON.findall(path.read_text()):
                 assert option in ("-P", "-I"), path
-                found += 1
-    assert found >= 6
+                number += 1
+    assert number >= 6

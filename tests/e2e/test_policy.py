@@ -38,8 +38,8 @@ def test_an_activated_policy_stays_over_restarts_until_the_file_changes(tried: S
     assert tried.run("policy", "diff", "live", "policy.toml").stdout == ""
     assert "weights.user" in tried.run("policy", "diff", "live", "other.toml", code=1).stdout
     job = tried.submit("--wrap", "true")
-    said = tried.run("policy", "activate", "other.toml", "--reason", "users first").stdout
-    assert said == f"Policy version 2 is in force: {tried.folder}/other.toml.\n"
+    output = tried.run("policy", "activate", "other.toml", "--reason", "users first").stdout
+    assert output == f"Policy version 2 is in force: {tried.folder}/other.toml.\n"
     assert in_force(tried) == (2, 4 * 3600, 9)
     assert tried.json("policy", "activate", "other.toml")["version"] == 2  # the same again
     later = tried.submit("--wrap", "true")

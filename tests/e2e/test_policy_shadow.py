@@ -25,8 +25,8 @@ def compared(site: Site, tasks: int) -> dict[str, int]:
     """Wait until that many tasks are compared; return the counts of all."""
 
     def counts() -> dict[str, int] | None:
-        found: dict[str, int] = site.json("policy", "shadow")["all"]
-        return found if found["tasks"] >= tasks else None
+        counts: dict[str, int] = site.json("policy", "shadow")["all"]
+        return counts if counts["tasks"] >= tasks else None
 
     result: dict[str, int] = site.until(counts)
     return result

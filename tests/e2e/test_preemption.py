@@ -92,8 +92,8 @@ class Preemption:
         alpha.empty()
         site.before = alpha.inside
         table = alpha.table("poll_interval = 0.5\n" + '[cluster.map.qos]\n"*" = "*"\n')
-        here = ONE_LOCAL + '[cluster.map.qos]\n"*" = "*"\n'
-        site.configure(table + here + LICENCE, extra=EXTRA)
+        configuration = ONE_LOCAL + '[cluster.map.qos]\n"*" = "*"\n'
+        site.configure(table + configuration + LICENCE, extra=EXTRA)
         site.start()
 
     def submit(self, *options: str, stubborn: bool = False) -> int:
@@ -268,10 +268,10 @@ def test_tasks_of_an_array_are_preempted_while_others_run_on(
     test.site.stop(signal.SIGKILL)
     test.urgent(*PARTITION, cpus=2)
     running = test.alpha.run("squeue", "-h", "-r", "-t", "R", "-p", "main", "-o", "%i").split()
-    kept = {index for index, native in natives.items() if native in running}
-    assert len(kept) == 2, (natives, running)
+    surviving = {index for index, native in natives.items() if native in running}
+    assert len(surviving) == 2, (natives, running)
     test.site.start()
-    preempted = set(natives) - kept
+    preempted = set(natives) - surviving
     test.site.until(
         lambda: (
             {row["task"] for row in test.site.rows(job) if row["state"] != "running"} == preempted
@@ -281,12 +281,12 @@ def test_tasks_of_an_array_are_preempted_while_others_run_on(
     test.site.until(
         lambda: all(test.records.runs(job, index) == ["alpha", "here"] for index in preempted)
     )
-    assert {index for index in natives if test.records.runs(job, index) == ["alpha"]} == kept
+    assert {index for index in natives if test.records.runs(job, index) == ["alpha"]} == surviving
     test.records.let_end()
     rows = test.site.until_ended(job)
     assert {row["state"] for row in rows} == {"completed"}, rows
     assert {row["task"]: row["cluster"] for row in rows} == {
-        index: "alpha" if index in kept else "here" for index in natives
+        index: "alpha" if index in surviving else "here" for index in natives
     }
     assert len([line for line in test.records.lines if line.event == "begun"]) == 6
     test.replayed()

@@ -33,8 +33,8 @@ def probe(site: Site, *options: str, code: int = 0) -> dict[str, Any]:
     arguments = ("doctor", "--json", "--probe", "--timeout", "60", *options)
     rows = json.loads(site.run_beside_daemon(*arguments, code=code).stdout)
     [row] = [row for row in rows if row["check"].startswith("probe")]
-    found: dict[str, Any] = row
-    return found
+    finding: dict[str, Any] = row
+    return finding
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def test_a_job_is_withdrawn_after_ctrl_c(local: MultiUserSite) -> None:
     local.config.write_text(f'{text}[cluster.job]\nprologue = "sleep 4712"\n')
 
     def sleeping() -> list[psutil.Process]:
-        wanted = ["sleep", "4712"]
-        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == wanted]
+        command = ["sleep", "4712"]
+        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == command]
 
     command = [*local.before, str(COMMAND), "doctor", "--probe"]
     try:

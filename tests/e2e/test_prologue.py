@@ -46,9 +46,9 @@ def check(site: Site, cluster: str) -> None:
     script = site.folder / "script"
     script.write_text(SCRIPT)
     texts = []
-    for words, code in ((("a", "b c"), 3), (("stop",), 7)):
-        output = site.folder / f"{words[0]}.out"
-        job = site.submit("-o", str(output), "--export", "ALL,USER=ada", str(script), *words)
+    for arguments, code in ((("a", "b c"), 3), (("stop",), 7)):
+        output = site.folder / f"{arguments[0]}.out"
+        job = site.submit("-o", str(output), "--export", "ALL,USER=ada", str(script), *arguments)
         [row] = site.until_ended(job)
         assert row["exit_code"] == code, output.read_text()
         texts.append(output.read_text())
@@ -61,14 +61,14 @@ def check_login(site: Site, cluster: str) -> None:
     environment = {"HOME": str(site.folder), "OTHER": "x", "NAMED": "of submission"}
     script, output = site.folder / "login.py", site.folder / "login.out"
     script.write_text(LOGIN_SCRIPT)
-    given = 'it\'s "$HOME"'
-    exported = f"ALL,USER=ada,NAMED,GIVEN={given}"
+    value = 'it\'s "$HOME"'
+    exported = f"ALL,USER=ada,NAMED,GIVEN={value}"
     options = ("--parsable", "-o", str(output), "--export", exported)
     job = int(site.run("submit", *options, script, "a", env=environment).stdout)
     [row] = site.until_ended(job)
     assert (row["exit_code"], output.read_text()) == (
         0,
-        f"loads for a\n{cluster} of ada|read|{given}|of submission|None|None|{job}\n",
+        f"loads for a\n{cluster} of ada|read|{value}|of submission|None|None|{job}\n",
     )
 
 

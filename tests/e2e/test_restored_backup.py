@@ -92,8 +92,8 @@ class Jobs:
             f"until [ -e '{self.site.folder}/end-{name}' ]; do sleep 0.1; done; exit {exit_code}"
         )
         cpus = str(units * self.unit)
-        words = ("-n", cpus, "-t", "10", "-o", "/dev/null", *options, "--wrap", script)
-        self.ids[name] = self.site.submit(*words)
+        arguments = ("-n", cpus, "-t", "10", "-o", "/dev/null", *options, "--wrap", script)
+        self.ids[name] = self.site.submit(*arguments)
         return self.ids[name]
 
     def row(self, name: str) -> Any:

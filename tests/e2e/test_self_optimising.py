@@ -33,8 +33,8 @@ def test_changes_are_explained_and_survive_a_kill(site: Site) -> None:
     )
     site.stop(signal.SIGKILL)
     site.start()
-    [kept, *_] = site.json("explain", str(submit(site, 1)))["tuning"]
-    assert kept["after"] != [2.0]
+    [tuning, *_] = site.json("explain", str(submit(site, 1)))["tuning"]
+    assert tuning["after"] != [2.0]
     site.run("db", "check")
     # without the key the configured base holds again
     (site.folder / "policy.toml").write_text("")

@@ -263,10 +263,10 @@ def test_shares_details_and_waiting_tasks_are_their_owners(common_folder: Path) 
             **b.caller,
         )
         assert listed.stdout == ""
-        words = ["--parsable", "-D", "/", "-o", "/dev/null", "-H", "--wrap", "true"]
+        arguments = ["--parsable", "-D", "/", "-o", "/dev/null", "-H", "--wrap", "true"]
         for target, message in ((array, f"no job {array} of yours to wait for"), (own, "")):
             submitted = subprocess.run(
-                [DROP_INS / "sbatch", "-d", f"afterok:{target}", *words],
+                [DROP_INS / "sbatch", "-d", f"afterok:{target}", *arguments],
                 env=b.environment,
                 capture_output=True,
                 text=True,

@@ -187,8 +187,8 @@ def test_a_static_partition_keeps_batch_jobs_and_reservations_apart(
     site.configure(LOCAL + cluster.table(site.folder, 'takes = "jobs"\n'))
     site.start()
     message = site.error("reserve", "--size", "4", "--start", "+1h", "--duration", "5m", code=3)
-    kept = "gamma: the site keeps it for jobs without a reservation"
-    assert f"no cluster has 4 processors, the largest is left with 2 ({kept})" in message
+    reserved_text = "gamma: the site keeps it for jobs without a reservation"
+    assert f"no cluster has 4 processors, the largest is left with 2 ({reserved_text})" in message
     assert site.until_ended(site.submit("-n", "3", "--wrap", "true"))[0]["cluster"] == "gamma"
 
 

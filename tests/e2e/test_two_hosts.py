@@ -93,9 +93,9 @@ class Daemon(Site):
         0 if the command ends with another code.
         """
         script = f"echo $METASCHED_JOB_ID >>'{self.folder}/ran'"
-        words = ["submit", "--parsable", "-o", "/dev/null", "--wrap", script]
+        arguments = ["submit", "--parsable", "-o", "/dev/null", "--wrap", script]
         environment = self.client_environment | {"METASCHED_SOCKET": urls or self.urls}
-        command: list[str | Path] = [*self._client_host, COMMAND, *words]
+        command: list[str | Path] = [*self._client_host, COMMAND, *arguments]
         done = self._run(command, code, environment, {"cwd": self.folder})
         return int(done.stdout or 0)
 
@@ -138,8 +138,10 @@ def network(common_folder: Path) -> Iterator[Network]:
         data = tuple(Cable(f"data{i}", server, host, i + 1) for i, host in enumerate(hosts))
         use = tuple(Cable(f"use{i}", server, host, i + 11) for i, host in enumerate(hosts))
         names = ",".join(f"IP:{cable.host_address}" for cable in use)
-        words = ["-keyout", "tls.key", "-out", "tls.pem", "-addext", f"subjectAltName={names}"]
-        subprocess.run([*CERTIFICATE.split(), *words], cwd=folder, capture_output=True, check=True)
+        options = ["-keyout", "tls.key", "-out", "tls.pem", "-addext", f"subjectAltName={names}"]
+        subprocess.run(
+            [*CERTIFICATE.split(), *options], cwd=folder, capture_output=True, check=True
+        )
         yield Network(server, hosts, (data[0], data[1]), (use[0], use[1]), folder / "tls.pem")
 
 

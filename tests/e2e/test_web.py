@@ -81,8 +81,8 @@ class Visitor:
             connection.request(method, path, body, {"Host": self.authority} | names)
             response = connection.getresponse()
             text = response.read().decode()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, found, text)
+            fields = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, fields, text)
         finally:
             connection.close()
 

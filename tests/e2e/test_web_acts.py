@@ -86,15 +86,15 @@ def site(common_folder: Path) -> Iterator[tuple[MultiUserSite, Visitor]]:
 def session(site: tuple[MultiUserSite, Visitor]) -> Callable[[str], Session]:
     """Return the session of an account; each has one."""
     running, visitor = site
-    known: dict[str, Session] = {}
+    sessions: dict[str, Session] = {}
 
     def of(account: str) -> Session:
-        if account not in known:
+        if account not in sessions:
             view = running.by(account)
-            known[account] = Session(
+            sessions[account] = Session(
                 view, visitor, visitor.sign_in(secret_of(view.run("web").stdout))
             )
-        return known[account]
+        return sessions[account]
 
     return of
 
@@ -113,12 +113,12 @@ def test_an_owner_acts_on_jobs(session: Sessions) -> None:
         ("cancel", "cancelled", "cancelled", "it has ended (cancelled); nothing to cancel"),
         ("requeue", "cancelled", "queued", "was cancelled and is now queued"),
     )
-    for act, before, after, told in steps:
+    for act, before, after, message in steps:
         page = owner.get(f"/web/acts/jobs/{act}", job=job)
         assert (page.status, SCRIPT in page.text) == (200, False)
         assert owner.state(job) == before, act  # a page changes nothing
         text = owner.act(f"/web/acts/jobs/{act}", {"job": job})
-        assert any(part in text for part in told.split("|")), (act, text)
+        assert any(part in text for part in message.split("|")), (act, text)
         assert owner.state(job) == after, act
     events = owner.site.json("events", "--kind", "session_acted")
     assert [row["cause"] for row in events if row["job"] == job] == [
@@ -213,8 +213,8 @@ def test_other_sites_and_other_sessions_cause_nothing(session: Sessions) -> None
     assert reply.status in (200, 422)
     assert owner.state(job) == "queued"
     # nor does a link of theirs say something
-    said = owner.get(f"/web/jobs/{job}", told="all is lost", told_by="0" * 64)
-    assert "all is lost" not in said.text
+    page = owner.get(f"/web/jobs/{job}", told="all is lost", told_by="0" * 64)
+    assert "all is lost" not in page.text
     location = owner.post(action, fields).headers["location"]
     assert "all is lost" not in owner.get(f"{location.replace('Cancel', 'all+is+lost')}").text
 
@@ -265,8 +265,8 @@ def test_operators_act_on_the_site(session: Sessions) -> None:
 
     action, fields = refused("/web/acts/drain", cluster="left")
     assert cluster_state() == "up"
-    told = operator.told(operator.post(action, fields | {"reason": SCRIPT}))
-    assert told == f"Cluster left is drained by {OPERATOR}: {SCRIPT}."
+    message = operator.told(operator.post(action, fields | {"reason": SCRIPT}))
+    assert message == f"Cluster left is drained by {OPERATOR}: {SCRIPT}."
     assert cluster_state().startswith("drained by")
     late = operator.post(action, fields | {"reason": "mine"})
     assert (late.status, "has changed since this page" in late.text) == (409, True)

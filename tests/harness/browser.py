@@ -40,15 +40,15 @@ def chromium(program: Path | None = None) -> Iterator[Browser]:
 
 def barriers(page: Page) -> list[str]:
     """Return what the rules of axe find on a page: the rule, and the first element."""
-    found: list[dict[str, Any]] = []
+    violations: list[dict[str, Any]] = []
     for tries_left in reversed(range(3)):
         try:
-            found = Axe().run(page).response["violations"]
+            violations = Axe().run(page).response["violations"]
             break
         except Error as error:  # a live page has replaced what axe was looking at
             if not tries_left or "documentElement" not in str(error):
                 raise
-    return [f"{rule['id']}: {rule['nodes'][0]['html'][:200]}" for rule in found]
+    return [f"{rule['id']}: {rule['nodes'][0]['html'][:200]}" for rule in violations]
 
 
 def draw(page: Page, name: str) -> None:

@@ -133,16 +133,16 @@ class PolledSite:
 
     def _start_tasks(self, now: float) -> bool:
         """Run a pass of each manager. Return whether tasks have started."""
-        some = False
+        has_rows = False
         for name, manager in self._managers.items():
             for number, _, seconds in manager.run_policy(now).started:
                 task = self.core.tasks[self._tasks[number]]
                 self._set_row(name, number, state=State.RUNNING, started=now)
                 self.places[task.task_id] = TaskPlace(name, now, task.priority)
                 self._ends.append((now + seconds, number, name))
-                some = True
+                has_rows = True
         self._ends.sort()
-        return some
+        return has_rows
 
     def _end(self, now: float, number: int, cluster: str) -> None:
         self._managers[cluster].end_job(number)

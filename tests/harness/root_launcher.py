@@ -36,10 +36,10 @@ class RootLauncher:
     def start(self) -> None:
         """Start the launcher; wait until it listens."""
         self.socket.unlink(missing_ok=True)
-        words = [PYTHON, "-I", "-S", self.program, "--config", str(self._config)]
+        command = [PYTHON, "-I", "-S", self.program, "--config", str(self._config)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._inside, *words],
+                [*self._inside, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -56,11 +56,11 @@ def main(arguments: Sequence[str]) -> int:
         try:
             with SITES[site_name](folder) as site:
                 for name, attack in zip(names, (*attacks_on(site_name), None), strict=True):
-                    if not any(word in name for word in options.only or [""]):
+                    if not any(pattern in name for pattern in options.only or [""]):
                         continue
                     minutes = (time.monotonic() - begun) / 60
-                    place = f"{names.index(name) + 1}/{len(names)}"
-                    print(f"{minutes:.1f} min: {site_name} {place}, {name}", file=sys.stderr)
+                    progress = f"{names.index(name) + 1}/{len(names)}"
+                    print(f"{minutes:.1f} min: {site_name} {progress}, {name}", file=sys.stderr)
                     result, row = _contest(site, attack, options.seed, options.starts)
                     violated |= bool(row.harm) or result.exceeds
                     print(msgspec.json.encode(row).decode() if options.json else result, flush=True)

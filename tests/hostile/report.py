@@ -86,8 +86,10 @@ def attack_names(kind: str) -> list[str]:
 
 def store(row: Row) -> None:
     """Store a row, in the place of an earlier one, and render the page."""
-    others = [old for old in stored_rows() if (old.kind, old.attack) != (row.kind, row.attack)]
-    STORE.write_bytes(msgspec.json.format(msgspec.json.encode([*others, row]), indent=1) + b"\n")
+    other_rows = [old for old in stored_rows() if (old.kind, old.attack) != (row.kind, row.attack)]
+    STORE.write_bytes(
+        msgspec.json.format(msgspec.json.encode([*other_rows, row]), indent=1) + b"\n"
+    )
     PAGE.write_text(page_with_attacks(PAGE.read_text()))
 
 

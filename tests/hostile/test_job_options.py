@@ -59,9 +59,9 @@ def drop_in(
 
 def native_job(cluster: SlurmCluster, *options: str) -> str:
     """Return the id of a running job that account a has submitted to Slurm itself."""
-    words = ["/usr/bin/sbatch", "--parsable", "-D", "/", "-o", "/dev/null", "-t", "5", *options]
+    command = ["/usr/bin/sbatch", "--parsable", "-D", "/", "-o", "/dev/null", "-t", "5", *options]
     done = subprocess.run(
-        [*words, "--wrap", "sleep 600"],
+        [*command, "--wrap", "sleep 600"],
         env=cluster.environment,
         capture_output=True,
         text=True,
@@ -91,7 +91,7 @@ def test_native_jobs_and_jobs_of_another_account_are_not_altered(
     before = shown(cluster, native) + shown(cluster, sent)
     assert native in drop_in(a, cluster, "squeue", "-h", "-o", "%i").stdout
     for job in (native, sent, str(own)):
-        for words in (
+        for arguments in (
             ("scancel", job),
             ("scancel", "--signal=TERM", job),
             ("scancel", "-u", A),
@@ -101,9 +101,9 @@ def test_native_jobs_and_jobs_of_another_account_are_not_altered(
             ("scontrol", "update", f"JobId={job}", "TimeLimit=1"),
             ("scontrol", "update", f"JobId={job}", "JobName=mine"),
         ):
-            done = drop_in(b, cluster, *words)
+            done = drop_in(b, cluster, *arguments)
             assert "Traceback" not in done.stderr, done
-            assert done.returncode or words[0] == "scancel", (words, done)  # as Slurm's
+            assert done.returncode or arguments[0] == "scancel", (arguments, done)  # as Slurm's
     assert shown(cluster, native) + shown(cluster, sent) == before
     # of a job that metasched hides, no command shows more than Slurm itself
     for listing in (
@@ -148,9 +148,9 @@ def test_hostile_options_of_a_job_harm_nobody(site: MultiUserSite, slurm_site: S
     accepted = []
     for option in ("--nodelist", "--exclude", "--wckey", "--comment"):
         for value in values:
-            words = ("submit", "--parsable", "-H", f"{option}={value}", "-o", "/dev/null")
+            arguments = ("submit", "--parsable", "-H", f"{option}={value}", "-o", "/dev/null")
             done = subprocess.run(
-                [COMMAND, *words, "-t", "5", "--wrap", "true"],
+                [COMMAND, *arguments, "-t", "5", "--wrap", "true"],
                 env=a.environment,
                 capture_output=True,
                 check=False,

@@ -225,9 +225,9 @@ def _load(
         if not result.submitted_after and all(user.has_submitted for user in bulk):
             result.submitted_after = round(monitor.seconds, 1)
             before = _count_starts(loaded)
-        left = len(struck) - len(remaining)
+        ended = len(struck) - len(remaining)
         # in the small form as soon as payloads run, else evenly over the time after the ramp
-        due = size.ramp + (left + 1) * (size.minutes * 60 - size.ramp) / (len(struck) + 1)
+        due = size.ramp + (ended + 1) * (size.minutes * 60 - size.ramp) / (len(struck) + 1)
         has_work = bool(monitor.samples) and monitor.samples[-1].started > 0
         if remaining and has_work and (size.ramp == 0 or monitor.seconds >= due):
             result.recoveries.append(_strike(loaded, remaining.pop(0)))

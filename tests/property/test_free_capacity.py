@@ -152,10 +152,10 @@ def test_free_capacity_is_that_of_a_walk_over_all_reservations(
             capacity = capacity_by(survey)
         else:
             now += step
-        found = capacity.carts(now, together)
+        profiles = capacity.carts(now, together)
         expected = plain_carts(survey, open_reservations(), now, together)
-        assert [carts.slots() for carts in found] == expected
-        for carts in found:  # the caller may change them
+        assert [carts.slots() for carts in profiles] == expected
+        for carts in profiles:  # the caller may change them
             carts._check()
             if free := carts.free(now, now + 9):
                 carts.reserve(now, now + 9, free)

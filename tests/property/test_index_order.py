@@ -26,13 +26,13 @@ def test_each_task_comes_once_in_order_from_the_first_run_that_has_it(
     for position, (job, indices) in enumerate(drawn):
         for index in indices:
             expected.setdefault((job, index), position)
-    found = [
+    scans = [
         ((drawn[position][0], index), position)
         for position, indices in in_index_order(drawn)
         for index in indices
     ]
-    assert [task for task, _ in found] == sorted(expected)
-    assert dict(found) == expected
+    assert [task for task, _ in scans] == sorted(expected)
+    assert dict(scans) == expected
 
 
 def test_a_run_is_cut_only_where_another_lies_within() -> None:

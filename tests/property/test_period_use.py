@@ -37,11 +37,11 @@ users = st.sampled_from(["ann", "bob", "", "others"])
 @given(st.sets(days), st.sets(days), days, days)
 @examples(200)
 def test_each_day_is_covered_once(by_day: set[int], larger: set[int], a: int, b: int) -> None:
-    known = {number_of(day) for day in by_day}
-    known |= {period for day in larger for period in periods_of(number_of(day))[:2]}
+    summed = {number_of(day) for day in by_day}
+    summed |= {period for day in larger for period in periods_of(number_of(day))[:2]}
     first, last = number_of(min(a, b)), number_of(max(a, b))
-    periods, gaps = cover(known, (first, last))
-    assert set(periods) <= known
+    periods, gaps = cover(summed, (first, last))
+    assert set(periods) <= summed
     spans = sorted([*map(days_of, periods), *gaps])
     assert (spans[0][0], spans[-1][1]) == (first, last)
     for (_, end), (start, _) in pairwise(spans):
@@ -50,8 +50,8 @@ def test_each_day_is_covered_once(by_day: set[int], larger: set[int], a: int, b:
 
 @given(days, st.integers(0, 30))
 def test_a_month_has_few_periods(day: int, length: int) -> None:
-    known = {period for n in range(DAYS + 62) for period in periods_of(number_of(n))}
-    periods, gaps = cover(known, (number_of(day), number_of(day + length)))
+    summed = {period for n in range(DAYS + 62) for period in periods_of(number_of(n))}
+    periods, gaps = cover(summed, (number_of(day), number_of(day + length)))
     assert gaps == []
     assert len(periods) <= 20
 
@@ -73,10 +73,10 @@ class Database:
 
     def sum_periods(self) -> None:
         periods = PeriodPass(number_of(TODAY))
-        more = True
-        while more:
+        has_more = True
+        while has_more:
             with self.engine.begin() as connection:
-                more = periods.sum_portion(connection)
+                has_more = periods.sum_portion(connection)
 
     def marks(self) -> int:
         with self.engine.connect() as connection:

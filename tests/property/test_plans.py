@@ -48,18 +48,18 @@ def test_gaps_agree_with_a_count_of_free_processors_in_each_second(
     held: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     profile, free = AvailabilityProfile(0.0, 8, ()), [8] * 60
-    kept = []
+    remaining = []
     for start, length, amount in held:
         profile.hold(start, start + length, amount)
         for second in range(start, start + length):
             free[second] -= amount
         if data.draw(st.booleans()):
-            kept.append((start, length, amount))
+            remaining.append((start, length, amount))
             continue
         profile.hold(start, start + length, -amount)
         for second in range(start, start + length):
             free[second] += amount
-    assert len(profile.times) <= 2 * len(kept) + 1
+    assert len(profile.times) <= 2 * len(remaining) + 1
     amount, length = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 15))
     after, latest = data.draw(st.integers(0, 30)), data.draw(st.integers(0, 40))
     fits = [
@@ -67,8 +67,8 @@ def test_gaps_agree_with_a_count_of_free_processors_in_each_second(
         for second in range(after, latest + 1)
         if all(count >= amount for count in free[second : second + length])
     ]
-    found = profile.earliest_start(amount, float(length), float(after), float(latest))
-    assert found == (fits[0] if fits else NEVER)
+    earliest = profile.earliest_start(amount, float(length), float(after), float(latest))
+    assert earliest == (fits[0] if fits else NEVER)
 
 
 @st.composite
@@ -217,10 +217,10 @@ def test_jobs_that_end_early_or_leave_delay_no_planned_job(
 ) -> None:
     plan = planned(jobs, "plan", memory)
     promised = {job_id: run.start for job_id, run in plan.runs.items()}
-    left = jobs[removed:]
+    remaining = jobs[removed:]
     resources = {} if memory is None else {"memory": memory}
-    plan.observe(100.0, left, [], FreeResources(16, resources, SIZES))  # job 99 has ended
-    assert plan.runs.keys() == {job.id for job in left}
+    plan.observe(100.0, remaining, [], FreeResources(16, resources, SIZES))  # job 99 has ended
+    assert plan.runs.keys() == {job.id for job in remaining}
     assert all(run.start <= promised[job_id] for job_id, run in plan.runs.items())
 
 
@@ -235,11 +235,11 @@ class Promises:
         self.policy, self.promised, self.seen = policy, dict[int, float](), set[int]()
 
     def choose_starts(self, now, queue, running, free):  # type: ignore[no-untyped-def]
-        known = {job.id for job in queue} <= self.seen
+        is_known = {job.id for job in queue} <= self.seen
         begun: list[JobStart] = self.policy.choose_starts(now, queue, running, free)
         self.seen.update(job.id for job in queue)
         current = {**self.policy.planned_starts(), **{start.id: now for start in begun}}
-        if known:
+        if is_known:
             assert all(start <= self.promised[job] for job, start in current.items())
         self.promised.update(current)
         return begun

@@ -110,15 +110,15 @@ def test_jobs_that_are_placed_one_after_another_use_no_node_twice(
     for job in placed:
         if not fits_partition(job, partition, only_free=True):
             continue
-        left = take_nodes(job, partition)
-        taken = partition.free_cpus - left.free_cpus
+        remaining = take_nodes(job, partition)
+        taken = partition.free_cpus - remaining.free_cpus
         assert taken == job.cpus or (job.exclusive and taken >= job.cpus)
-        assert sum(group.count for group in left.nodes) == size
-        for group in left.nodes:
+        assert sum(group.count for group in remaining.nodes) == size
+        for group in remaining.nodes:
             assert group.free_cpus >= 0
             assert group.free_memory is None or group.free_memory >= 0
             assert min(group.free_gres.values(), default=0) >= 0
-        partition = left
+        partition = remaining
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,16 @@ def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
     steps: list[tuple[list[Job], int, tuple[Partition, int, bool, HeadPlan | None] | None]],
 ) -> None:
     """None: a listing without changes."""
-    index, kept, waiting = UnstartedIndex(), PromisingGroups("here"), list[Task]()
+    index, promising, waiting = UnstartedIndex(), PromisingGroups("here"), list[Task]()
     info = ClusterInfo(0, 0, ())
-    for number, (added, left, listing) in enumerate(steps):
+    for number, (added, removed, listing) in enumerate(steps):
         for job in added:
             job = structs.replace(job, id=len(waiting) + 100 * number, partition=None)
             waiting.append(Task(job, 0, 1, 0.0))
             index.add(waiting[-1], "there")
-        for task in waiting[:left]:
+        for task in waiting[:removed]:
             index.remove(task)
-        del waiting[:left]
+        del waiting[:removed]
         if listing is not None:
             partition, copies, blocked, plan = listing
             cpus = sum(group.count * group.cpus for group in partition.nodes)
@@ -219,6 +219,6 @@ def test_a_check_of_what_has_changed_finds_what_a_check_of_all_groups_finds(
             assert group.shortest == min(limits)
         capacity = PullCapacity(info, 0.0)
         expected = [g for g in index.groups if capacity.can_start(g.job, g.shortest)]
-        planned = kept.plan_check(info, index)
-        found = [] if planned is None else kept.check(planned, capacity)
-        assert {id(group) for group in found} == {id(group) for group in expected}
+        planned = promising.plan_check(info, index)
+        pulled = [] if planned is None else promising.check(planned, capacity)
+        assert {id(group) for group in pulled} == {id(group) for group in expected}

@@ -164,10 +164,10 @@ def test_a_bound_agrees_with_a_naive_implementation(
     jobs, running, free = moment
     queue = [
         job._replace(
-            waiting_since=0.0 if place < starving else 60.0,
-            deadline=100.0 + ranks[place] if ranks[place] < 6 else None,
+            waiting_since=0.0 if position < starving else 60.0,
+            deadline=100.0 + ranks[position] if ranks[position] < 6 else None,
         )
-        for place, job in enumerate(jobs)
+        for position, job in enumerate(jobs)
     ]
     policy = BoundedEDF(starving_after=50.0)
     chosen = [start.id for start in policy.choose_starts(100.0, queue, running, free)]

@@ -75,18 +75,18 @@ def test_runs_are_few_or_long(
         patched.setattr(array_remainder, "SHORT_RUN", short)
         runs = list(runs_of(sorted(own)))
         remainder = Remainder(Job(id=1, submitted=0.0, user="a", estimated=1.0), runs, 1, 0.0)
-        stored, left = {run[0]: run for run in runs}, set(own)
+        stored, remaining = {run[0]: run for run in runs}, set(own)
         for others in removed:
-            apply(remainder.remove(sorted(left & others)), stored)
+            apply(remainder.remove(sorted(remaining & others)), stored)
             before = len(remainder.runs)
             dropped, changes = remainder.drop_short_runs()
             apply(changes, stored)
-            left -= others | set(expanded(dropped))
+            remaining -= others | set(expanded(dropped))
             assert len(dropped) <= max(before - most, 0)
             assert all(run_length(run) < short for run in dropped)
             is_few = len(remainder.runs) <= most
             assert is_few or all(run_length(run) >= short for run in remainder.runs)
-            assert expanded(remainder.runs) == sorted(left)
+            assert expanded(remainder.runs) == sorted(remaining)
             assert sorted(stored.values()) == remainder.runs
 
 

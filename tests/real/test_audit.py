@@ -123,22 +123,22 @@ def passes(record: AuditRecord, wanted: AuditFilter) -> bool:
 def test_pages_have_each_record_that_passes_once(
     connection: Connection,
     stored: Sequence[AuditRecord],
-    wanted: AuditFilter,
+    audit_filter: AuditFilter,
     me: str | None,
     size: int,
 ) -> None:
-    if me is not None and wanted.user is not None:
-        wanted = replace(wanted, user=me)  # the API refuses others
-    wanted = replace(wanted, visible_to=me)
+    if me is not None and audit_filter.user is not None:
+        audit_filter = replace(audit_filter, user=me)  # the API refuses others
+    audit_filter = replace(audit_filter, visible_to=me)
     connection.execute(delete(audit))
     audit_rows.store(connection, stored, 0)
     ids = list(connection.execute(select(audit.c.id).order_by(audit.c.id)).scalars())
-    expected = [id for id, record in zip(ids, stored, strict=True) if passes(record, wanted)]
+    expected = [id for id, record in zip(ids, stored, strict=True) if passes(record, audit_filter)]
     read, after = list[int](), 0
-    while page := read_page(connection, wanted, (after, EVERYTHING[1]), size):
+    while page := read_page(connection, audit_filter, (after, EVERYTHING[1]), size):
         read += [row["id"] for row in page]
         after = read[-1]
-    newest = read_page(connection, wanted, EVERYTHING, size, newest=True)
+    newest = read_page(connection, audit_filter, EVERYTHING, size, newest=True)
     connection.rollback()
     assert read == expected
     assert [row["id"] for row in newest] == expected[-size:]
@@ -150,8 +150,10 @@ def test_any_text_and_number_may_be_asked_for(
     connection: Connection, me: str | None, job: int | None
 ) -> None:
     text = "a\0b'%\\"
-    wanted = AuditFilter(user=text, cluster=text, job=job, kind=text, visible_to=me, since=0.0)
-    assert read_page(connection, wanted, EVERYTHING, 10) == []
+    audit_filter = AuditFilter(
+        user=text, cluster=text, job=job, kind=text, visible_to=me, since=0.0
+    )
+    assert read_page(connection, audit_filter, EVERYTHING, 10) == []
 
 
 def test_ids_grow_though_the_clock_is_set_back(connection: Connection) -> None:
@@ -270,13 +272,13 @@ def test_records_have_a_retention_of_their_own(ledger: Ledger) -> None:
     refused = AuditRecord(time=NOW, kind=AuditKind.CREDENTIAL_REFUSED, owner=OPERATORS_ONLY)
     ledger.record_notices([replace(refused, time=NOW + 1 + i) for i in range(5000)])
     ledger.commit_group()
-    for before, kept in ((NOW + 4001, 1000), (NOW + 99_999, 1)):
+    for before, remaining in ((NOW + 4001, 1000), (NOW + 99_999, 1)):
         pruning = PruningPass(NOW + 99_999, audit_before=before)
         portions = 0
         while ledger.prune_portion(pruning):
             portions += 1
         assert portions >= 1
-        assert len(rows_of(ledger)) == kept
+        assert len(rows_of(ledger)) == remaining
     last = rows_of(ledger)[-1]["id"]
     start(ledger)  # ids continue from the newest
     ledger.record_notices([refused])

@@ -242,9 +242,9 @@ def check_stored(ledger: Ledger, jobs: list[int]) -> None:
     ledger.restore(restored, 100)
     assert {id for id, _ in restored.tasks} == set(jobs)
     ledger.add_token("ada", "secret", NOW, NOW + 60)
-    found = ledger.find_token("secret", NOW)
-    assert found is not None
-    assert found.user == "ada"
+    stored = ledger.find_token("secret", NOW)
+    assert stored is not None
+    assert stored.user == "ada"
 
 
 def test_a_failed_commit_stores_none_of_the_group(

@@ -240,8 +240,8 @@ def test_a_large_array_is_forgotten_in_portions_and_a_kept_job_examined_once(
         assert len(sizes) < 40
     engine.dispose()
     assert one_pass.deleted == {"jobs": 2, "reservations": 0, "events": 0}
-    left = counts(database)
-    assert (left["job"], left["task"], left["limit_mail"]) == (6, 6, 0)
+    remaining = counts(database)
+    assert (remaining["job"], remaining["task"], remaining["limit_mail"]) == (6, 6, 0)
     assert max(earlier - later for earlier, later in pairwise([16, *sizes])) <= 3
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
@@ -302,8 +302,8 @@ def test_tasks_in_runs_are_restored_requeued_summarised_and_forgotten(
     life.submit(3, NOW + 40)
     assert pruned(database, NOW + 25)["jobs"] == 0
     assert pruned(database, NOW + 100)["jobs"] == 1
-    left = counts(database)
-    assert (left["job"], left["task_run"]) == (2, 0)
+    remaining = counts(database)
+    assert (remaining["job"], remaining["task_run"]) == (2, 0)
     assert {f.check for f in check_database(database) if not f.ok} == set()
 
 
@@ -313,8 +313,8 @@ def counted_writes(table: str) -> Iterator[Counter[str]]:
     rows = Counter[str]()
 
     def count(_: object, cursor: Any, statement: str, *others: object) -> None:
-        kind, words = statement.split()[0], statement.split()
-        if kind in ("INSERT", "UPDATE", "DELETE") and table in words[1:3]:
+        kind, tokens = statement.split()[0], statement.split()
+        if kind in ("INSERT", "UPDATE", "DELETE") and table in tokens[1:3]:
             rows[kind] += cursor.rowcount
 
     sql_events.listen(Engine, "after_cursor_execute", count)

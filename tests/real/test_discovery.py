@@ -14,8 +14,8 @@ HERE = Path("/")
 
 def test_a_slurm_cluster_by_its_configuration(slurm_site: SlurmSite) -> None:
     for real in slurm_site:
-        found = {each.name: each for each in find_slurm(HERE, {"SLURM_CONF": str(real.conf)})}
-        cluster = found[real.name]
+        clusters = {each.name: each for each in find_slurm(HERE, {"SLURM_CONF": str(real.conf)})}
+        cluster = clusters[real.name]
         assert cluster.config == str(real.conf)
         command = [*real.inside, f"{cluster.bin_dir}/sinfo", "--noheader", "--format=%D %P"]
         environment = {"SLURM_CONF": cluster.config}
@@ -27,8 +27,8 @@ def test_a_slurm_cluster_by_its_configuration(slurm_site: SlurmSite) -> None:
 
 def test_a_grid_engine_cell_by_its_root(gridengine_cell: Cell) -> None:
     real = gridengine_cell
-    found = {each.name: each for each in find_cells(HERE, {"SGE_ROOT": str(real.root)})}
-    cell = found[real.name]
+    cells = {each.name: each for each in find_cells(HERE, {"SGE_ROOT": str(real.root)})}
+    cell = cells[real.name]
     assert cell.environment["SGE_ROOT"] == str(real.root)
     assert cell.environment["SGE_CELL"] == real.name
     # the cell has no settings.sh: a site has these ports there, or in /etc/services

@@ -222,8 +222,8 @@ def test_waiting_tasks_of_an_array_have_one_row_where_they_are_folded(stored: St
     stored.add(1, 2, "ada", [State.RUNNING], NOW, [(0, 1, 100_000, State.QUEUED)])
     stored.add(2, 1, "ada", [State.RUNNING], NOW, [(2, 2, 3, State.CANCELLED)])
     page = read_page(stored.connection, TaskFilter(), BEFORE_ALL, 7, fold=True)
-    found = [(row["job"], row.get("folded", row["task_index"])) for row in page.rows]
-    assert found == [(1, 0), (1, 1), (1, range(2, 100_002)), (2, 0), (2, 3), (2, 5), (2, 7)]
+    keys = [(row["job"], row.get("folded", row["task_index"])) for row in page.rows]
+    assert keys == [(1, 0), (1, 1), (1, range(2, 100_002)), (2, 0), (2, 3), (2, 5), (2, 7)]
 
 
 def _apply(stored: StoredTasks, change: tuple[Any, ...]) -> None:
@@ -343,8 +343,8 @@ def test_no_query_of_status_scans_a_table(many_tasks: Engine) -> None:
         cursor = connection.connection.cursor()
         assert _explain(cursor, dialect, "SELECT * FROM task WHERE state = 'running'", ())
         assert _explain(cursor, dialect, "SELECT job FROM task ORDER BY job", ())
-    for name, wanted in LISTINGS.items():
-        assert scans_of(partial(queries.status_page, wanted, (10_000, 0), 100)) == [], name
+    for name, task_filter in LISTINGS.items():
+        assert scans_of(partial(queries.status_page, task_filter, (10_000, 0), 100)) == [], name
     for selector in ((17_000, None), (17_000, 0)):
         assert scans_of(partial(queries.missing_jobs, [selector], "ada")) == []
     assert scans_of(partial(queries.owners, [17])) == []
@@ -354,15 +354,15 @@ def test_a_page_that_compares_many_rows_may_be_empty(stored: StoredTasks) -> Non
     stored.clear()
     for id in range(1, 9):
         stored.add(id, 1, "ada", [State.FAILED if id == 8 else State.COMPLETED], NOW)
-    wanted = TaskFilter(user="ada", states=["failed"])
+    task_filter = TaskFilter(user="ada", states=["failed"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("metasched.db.job_pages.MAX_EXAMINED", 5)
-        first = read_page(stored.connection, wanted, BEFORE_ALL, 5)
+        first = read_page(stored.connection, task_filter, BEFORE_ALL, 5)
         assert (first.rows, first.next_after) == ([], (5, 0))
-        second = read_page(stored.connection, wanted, first.next_after or BEFORE_ALL, 5)
+        second = read_page(stored.connection, task_filter, first.next_after or BEFORE_ALL, 5)
     assert [row["job"] for row in second.rows] == [8]
     assert second.next_after is None
-    assert read_page(stored.connection, replace(wanted, user="bob")).rows == []
+    assert read_page(stored.connection, replace(task_filter, user="bob")).rows == []
 
 
 def test_filters_by_reason_and_licence(stored: StoredTasks) -> None:

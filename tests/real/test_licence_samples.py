@@ -38,9 +38,9 @@ def test_a_period_has_its_extremes_and_what_held_before(ledger: Ledger) -> None:
     ledger.add_licence_samples(
         [sample(10.5, 4, 4, 1), sample(11, 5, 2, 7), sample(19.99, 1, 0, 3), sample(30, 0)]
     )
-    found = ledger.licence_periods("matlab", BEGIN, 10 * MINUTE, 4)
+    periods = ledger.licence_periods("matlab", BEGIN, 10 * MINUTE, 4)
     starts = [BEGIN + n * 10 * MINUTE for n in range(4)]
-    assert found == [
+    assert periods == [
         LicencePeriod(starts[0], 10, 2, 1, 7, 0),
         LicencePeriod(starts[1], 10, 4, 4, 2, 7),
         LicencePeriod(starts[2], 10, 1, 0, 9, 3),
@@ -53,8 +53,8 @@ def test_a_period_has_its_extremes_and_what_held_before(ledger: Ledger) -> None:
 def test_nothing_is_known_of_a_gap(ledger: Ledger) -> None:
     hold = MAX_HOLD / MINUTE
     ledger.add_licence_samples([sample(0, 3), sample(3 * hold, 5)])
-    found = ledger.licence_periods("matlab", BEGIN, MAX_HOLD, 4)
-    assert [None if period is None else period.leased for period in found] == [3, 3, None, 5]
+    periods = ledger.licence_periods("matlab", BEGIN, MAX_HOLD, 4)
+    assert [None if period is None else period.leased for period in periods] == [3, 3, None, 5]
     # a sample that is too old does not hold for the first period
     assert ledger.licence_periods("matlab", BEGIN + MAX_HOLD + 1, MINUTE, 1) == [None]
 
@@ -84,8 +84,8 @@ def test_a_sample_that_is_refused_leaves_the_scheduler_s_transactions_alone(ledg
         ledger.add_licence_samples([sample(1, 1), sample(0, 4)])  # the second has a time twice
     ledger.check_active()
     ledger.add_licence_samples([sample(2, 2)])
-    found = ledger.licence_periods("matlab", BEGIN, MINUTE, 3)
-    assert [period and period.leased for period in found] == [3, 3, 3]
+    periods = ledger.licence_periods("matlab", BEGIN, MINUTE, 3)
+    assert [period and period.leased for period in periods] == [3, 3, 3]
 
 
 def test_old_figures_are_deleted_in_portions(ledger: Ledger, database: Database) -> None:

@@ -161,8 +161,8 @@ def test_use_by_each_key(site: Site) -> None:
     }
     assert set(expected) == set(ReportKey)
     for key, rows in expected.items():
-        found, total = site.report(ReportKind.USE, key)
-        assert key_values(found, key.value, "jobs", "cpu_allocated") == rows, key
+        by_key, total = site.report(ReportKind.USE, key)
+        assert key_values(by_key, key.value, "jobs", "cpu_allocated") == rows, key
         assert (total["jobs"], total["elapsed"]) == (3, 160.0)
     march, _ = site.report(ReportKind.USE, first=20260301, last=20260331)
     assert key_values(march, "jobs", "cpu_allocated") == [(2, 250.0)]
@@ -385,9 +385,9 @@ def test_many_runs_are_corrected_by_few_queries(site: Site) -> None:
     for portion in (few, many, many):
         statements: list[tuple[str, Any]] = []
 
-        def note(*arguments: Any, found: list[tuple[str, Any]] = statements) -> None:
+        def note(*arguments: Any, executed: list[tuple[str, Any]] = statements) -> None:
             if arguments[2].startswith("SELECT"):
-                found.append(arguments[2:4])
+                executed.append(arguments[2:4])
 
         listen(site.ledger._engine, "before_cursor_execute", note)
         try:
@@ -404,8 +404,8 @@ def test_many_runs_are_corrected_by_few_queries(site: Site) -> None:
                 ]
             assert [plan for plan in plans if plan.startswith("SCAN attempt")] == []
     assert counts[1] <= counts[0] < 12
-    found, _ = site.report(ReportKind.USE, ReportKey.USER, ReportKey.ACCOUNT)
-    assert key_values(found, "user", "account", "jobs", "elapsed", "cpu_used") == [
+    by_account, _ = site.report(ReportKind.USE, ReportKey.USER, ReportKey.ACCOUNT)
+    assert key_values(by_account, "user", "account", "jobs", "elapsed", "cpu_used") == [
         ("ada", "grant", 40, 320.0, 200.0),
         ("bob", "", 2, 16.0, 10.0),
     ]

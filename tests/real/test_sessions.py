@@ -46,8 +46,8 @@ def test_the_oldest_session_ends_when_there_are_too_many(ledger: Ledger) -> None
     for number in range(MAX_OPEN + 2):
         assert ledger.open_session("token", f"s{number}", NOW + number, LIFETIME) == "ada"
     now = NOW + MAX_OPEN + 2
-    found = [bool(ledger.find_token(f"s{number}", now)) for number in range(MAX_OPEN + 2)]
-    assert found == [False] * 2 + [True] * MAX_OPEN
+    is_open = [bool(ledger.find_token(f"s{number}", now)) for number in range(MAX_OPEN + 2)]
+    assert is_open == [False] * 2 + [True] * MAX_OPEN
     for secret in ("by link ada", "by link bob", "token"):
         assert ledger.find_token(secret, now) is not None
     ended = [row["id"] for row in ledger.tokens("ada", 0, 1000) if row["scope"] == "user_session"]

@@ -340,7 +340,7 @@ def test_what_scancel_says_of_a_forgotten_array_is_no_evidence(tmp_path: Path) -
         rows = client.wait(lambda listing: all(row.started for row in listing.rows)).rows
         array = int(str(rows[0].native_id).partition("_")[0])
         forgotten, unknown = str(array + 20), str(array + 21)
-        said = {
+        answers = {
             id: subprocess.run(
                 ["scancel", "-v", id],
                 env=cluster.environment,
@@ -350,8 +350,8 @@ def test_what_scancel_says_of_a_forgotten_array_is_no_evidence(tmp_path: Path) -
             ).stderr
             for id in (forgotten, unknown)
         }
-        assert "already completing or completed" in said[forgotten]
-        assert "Invalid job id specified" in said[unknown]
+        assert "already completing or completed" in answers[forgotten]
+        assert "Invalid job id specified" in answers[unknown]
         # the adapter takes neither as the end of a job, and neither ends another job
         commands = client.adapter._access_as(order.payload.environment.get("USER", ""))
         commands.cancel([forgotten, unknown])

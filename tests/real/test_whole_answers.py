@@ -61,7 +61,7 @@ def test_a_listing_of_many_rows_takes_little_memory(life: Life) -> None:
     for id in (JOBS + 1, JOBS + 2):
         life.submit(id, NOW, array=f"1-{LARGE_ARRAY}", held=True, user="ada")
     daemon: Any = SimpleNamespace(ledger=life.ledger, service=None)
-    wanted = TaskFilter(user="ada")
+    task_filter = TaskFilter(user="ada")
 
     async def read() -> tuple[int, int]:
         request = request_of("ada")
@@ -70,7 +70,7 @@ def test_a_listing_of_many_rows_takes_little_memory(life: Life) -> None:
                 request,
                 Readers(Throttle()),
                 ReadingKind.LISTING,
-                lambda: _whole_listing(daemon, wanted),
+                lambda: _whole_listing(daemon, task_filter),
             )
             assert isinstance(answer, StreamingResponse)
             length = 0

@@ -161,8 +161,8 @@ def test_a_limit_is_tested_with_the_alternative_that_waits_for_it() -> None:
 
 def test_open_and_queued_tasks_with_alternatives_count_once() -> None:
     """One with two alternatives fills limits of one: queued, then open until it ends."""
-    one = LimitSettings(users={"ada": LimitTable(open_tasks=1, queued=1)})
-    site = Site(pools=TWO, limits=one)
+    single = LimitSettings(users={"ada": LimitTable(open_tasks=1, queued=1)})
+    site = Site(pools=TWO, limits=single)
     site.step(JobSubmitted(NOW, job(1, licences={"a": 1, "b": 1})))  # of another user
     limits, another = site.core.limits, job(3, user="ada")
 

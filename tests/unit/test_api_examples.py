@@ -31,8 +31,8 @@ ROUTES = {
 
 
 def content(described: dict[str, Any] | None) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = (described or {}).get("content", {}).get(JSON)
-    return found
+    example: dict[str, Any] | None = (described or {}).get("content", {}).get(JSON)
+    return example
 
 
 def check(example: object, schema: dict[str, Any]) -> None:

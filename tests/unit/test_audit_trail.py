@@ -133,8 +133,8 @@ class Trail:
     def survey_with_reservation(self, *nodes: NodeUsage, at: float = NOW) -> Trail:
         """Survey while the manager knows reservation 1."""
         bound = self.core.reservations.by_id[1].bound_nodes
-        known = ManagerReservation("ms-cafe-r1", NOW + 100, NOW + 200, bound)
-        self.survey(*nodes, at=at, known=(known,))
+        listed = ManagerReservation("ms-cafe-r1", NOW + 100, NOW + 200, bound)
+        self.survey(*nodes, at=at, known=(listed,))
         return self
 
     def reserve(self, start: float = 100.0, by: str = "") -> Trail:

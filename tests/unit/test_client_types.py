@@ -151,5 +151,7 @@ def test_a_checker_finds_the_mistakes_of_a_script(tmp_path: Path) -> None:
         check=False,
         cwd=Path(__file__).parents[2],
     )
-    found = {int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line}
-    assert found == wrong, checked.stdout + checked.stderr
+    error_lines = {
+        int(line.split(":")[1]) for line in checked.stdout.splitlines() if ": error:" in line
+    }
+    assert error_lines == wrong, checked.stdout + checked.stderr

@@ -140,9 +140,9 @@ def keys_of_model(
             continue
         if get_origin(type_) is tuple:
             for index, table in enumerate(tables[name]):
-                here = (*path, name, index)
-                yield from keys_of_model(file, inner_type, here)
-                yield from keys_of_plugin(file, name, table, here)
+                location = (*path, name, index)
+                yield from keys_of_model(file, inner_type, location)
+                yield from keys_of_plugin(file, name, table, location)
         elif get_origin(type_) is dict:
             for entry in tables[name]:
                 yield from keys_of_model(file, inner_type, (*path, name, entry))
@@ -301,14 +301,14 @@ def check(message: str, key: str, path: Path) -> None:
 def test_the_files_are_valid_and_name_every_plugin(files: Files) -> None:
     load_settings(files.folder / "metasched.toml")
     assert len(KEYS) > 150
-    ours = {
+    own_plug_ins = {
         entry.name
         for group in ("metasched.adapters", "metasched.licence_servers")
         for entry in entry_points(group=group)
         if entry.value.startswith("metasched.")
     }
     used = {table["adapter"] for table in FILE["cluster"]}
-    assert ours == used | {table["kind"] for table in FILE["licence_server"]}
+    assert own_plug_ins == used | {table["kind"] for table in FILE["licence_server"]}
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)

@@ -114,9 +114,9 @@ def test_a_quantile_is_wrong_by_a_fortieth_at_most(waits: list[float], part: flo
     for wait in waits:
         counts[wait_range(wait)] = counts.get(wait_range(wait), 0) + 1
     exact = sorted(waits)[math.ceil(part * len(waits)) - 1]
-    found = quantile(counts, part)
-    assert found is not None
-    assert found == 0.0 if exact <= 1.0 else found == pytest.approx(exact, rel=0.0251)
+    estimate = quantile(counts, part)
+    assert estimate is not None
+    assert estimate == 0.0 if exact <= 1.0 else estimate == pytest.approx(exact, rel=0.0251)
 
 
 def test_no_quantile_without_waits() -> None:

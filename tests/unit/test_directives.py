@@ -101,7 +101,7 @@ def test_the_page_shows_the_tables() -> None:
     ],
 )  # fmt: skip
 def test_lines_are_mapped(lines: list[str], expected: str) -> None:
-    pairs = (word.partition("=") for word in expected.split())
+    pairs = (term.partition("=") for term in expected.split())
     assert options(*lines) == {name: value if is_set else None for name, is_set, value in pairs}
 
 

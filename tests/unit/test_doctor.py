@@ -70,9 +70,9 @@ def test_a_slurm_without_accounting_and_claims_is_reported(
 def test_a_listing_that_is_old_is_reported(minutes: int, state: str, old: bool) -> None:
     listed = datetime.now(UTC) - timedelta(minutes=minutes)
     row = {"cluster": "alpha", "state": state, "listed": listed.isoformat()}
-    found = list(check_listing_age(row))
-    assert [finding.kind.id for finding in found if finding.kind] == ["listing-old"] * old
-    assert all(f"listed {minutes} minutes ago" in finding.text for finding in found)
+    findings = list(check_listing_age(row))
+    assert [finding.kind.id for finding in findings if finding.kind] == ["listing-old"] * old
+    assert all(f"listed {minutes} minutes ago" in finding.text for finding in findings)
     assert not list(check_listing_age(row | {"listed": None}))
 
 
@@ -88,9 +88,9 @@ def test_the_clock_of_a_controller_is_compared(
     state = ManagerState(cpus=4, records="slurmdbd", clock_lead=lead)
     report = InspectionReport(state=state)
     monkeypatch.setattr(cluster_checks, "_inspect", lambda *_: report)
-    found = {each.check: each for each in check_manager(settings.clusters[0], settings, 5.0)}
-    assert found["manager of alpha"].ok
-    assert found["controller of alpha"].text.endswith(text) if text else len(found) == 1
+    findings = {each.check: each for each in check_manager(settings.clusters[0], settings, 5.0)}
+    assert findings["manager of alpha"].ok
+    assert findings["controller of alpha"].text.endswith(text) if text else len(findings) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,9 @@ def test_most_of_the_time_of_a_check_is_that_of_the_licence_server(
 
     monkeypatch.setattr(cluster_checks, "query_server", query_server)
     server = LicenceServerSettings("flex", "text", {}, 60.0, 600.0, {})
-    assert [found.severity for found in check_licence_server(server, settings, timeout)] == ["ok"]
+    assert [finding.severity for finding in check_licence_server(server, settings, timeout)] == [
+        "ok"
+    ]
     [(limit, end)] = limits
     assert timeout / 2 < limit < end < timeout
 

@@ -293,10 +293,10 @@ def test_options_that_a_cluster_cannot_honour_exclude_it(
 ) -> None:
     site = cluster(job_options=(SIGNAL, APPEND, NODELIST, EXCLUDE, UNLIMITED))
     there = structs.replace(facts(NodeCapacity(3, 8, 8)), hosts="n[1-3]")
-    found = find_ineligibility(job(manager_options=options, time_limit=time_limit), site, there)
-    assert (found is None) == (text is None)
-    if found is not None and text is not None:
-        assert (found.reason, found.text[: len(text)]) == (Reason.NO_CLUSTER_FITS, text)
+    obstacle = find_ineligibility(job(manager_options=options, time_limit=time_limit), site, there)
+    assert (obstacle is None) == (text is None)
+    if obstacle is not None and text is not None:
+        assert (obstacle.reason, obstacle.text[: len(text)]) == (Reason.NO_CLUSTER_FITS, text)
 
 
 def test_of_alternative_gres_each_cluster_gets_those_that_fit() -> None:
@@ -340,9 +340,9 @@ def test_no_limit_excludes_partitions_that_have_one() -> None:
     site = cluster(job_options=(UNLIMITED,))
     limited = Partition("main", (NodeCapacity(1, 8, 8),), default=True, max_time=60.0)
     there = structs.replace(facts(), partitions=(limited,))
-    found = find_ineligibility(job(manager_options=ManagerOptions(unlimited=True)), site, there)
-    assert found is not None
-    assert found.text == "the partition's time limit is 60 s, the job requests none"
+    obstacle = find_ineligibility(job(manager_options=ManagerOptions(unlimited=True)), site, there)
+    assert obstacle is not None
+    assert obstacle.text == "the partition's time limit is 60 s, the job requests none"
 
 
 def test_tasks_per_node_bound_what_a_node_holds() -> None:

@@ -65,29 +65,29 @@ def fit(there: ClusterInfo | None, **requested: Any) -> PartitionFit | None:
     ],
 )
 def test_the_requirement_and_the_number_of_nodes(requested: dict[str, Any], text: str) -> None:
-    found = fit(info(), **requested)
-    assert found is not None
-    assert found.text == f"partition main: {text}"
+    result = fit(info(), **requested)
+    assert result is not None
+    assert result.text == f"partition main: {text}"
 
 
 def test_nodes_without_room_are_busy() -> None:
     full = NodeCapacity(2, 16, 3, 8 * GIB, 8 * GIB)
-    found = fit(info(full, NodeCapacity(1, 16, 4)), cpus=4)
-    assert found is not None
-    assert found.text == "partition main: 2 of 3 nodes are busy now"
-    assert found.without_load.text == ""
+    result = fit(info(full, NodeCapacity(1, 16, 4)), cpus=4)
+    assert result is not None
+    assert result.text == "partition main: 2 of 3 nodes are busy now"
+    assert result.without_load.text == ""
 
 
 def test_a_time_limit_that_another_partition_allows() -> None:
-    found = fit(info(max_time=60.0), time_limit=61.0)
-    assert found is not None
-    assert found.other_partitions == ("big",)
+    result = fit(info(max_time=60.0), time_limit=61.0)
+    assert result is not None
+    assert result.other_partitions == ("big",)
 
 
 def test_nothing_to_say() -> None:
-    found = fit(info(NodeCapacity(2, 16, 16)))
-    assert found is not None
-    assert (found.exclusions, found.text) == ((), "")
+    result = fit(info(NodeCapacity(2, 16, 16)))
+    assert result is not None
+    assert (result.exclusions, result.text) == ((), "")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def named(*names: str) -> ClusterInfo:
 
 
 def test_excluded_nodes_have_names() -> None:
-    found = fit(named("s[1-12]", "l[1-3]", "l4"), memory=64 * GIB)
-    assert found is not None
-    assert found.text == (
+    result = fit(named("s[1-12]", "l[1-3]", "l4"), memory=64 * GIB)
+    assert result is not None
+    assert result.text == (
         "partition main: 12 of 16 nodes have less than 64 GiB of memory (s[1-12]); "
         "1 of the 16 nodes are down or drained (l4)"
     )
-    assert [exclusion.names for exclusion in found.exclusions] == ["s[1-12]", "l4"]
+    assert [exclusion.names for exclusion in result.exclusions] == ["s[1-12]", "l4"]
     both = fit(named("s[1-12]", "l[1-3]", "l4"), gres={"gpu": 3})
     assert both is not None
     assert both.exclusions[0].names == "s[1-12],l[1-3],l4"
@@ -126,15 +126,15 @@ def test_excluded_nodes_have_names() -> None:
 
 def test_long_lists_of_names_are_cut() -> None:
     many = compress_hosts([f"s{number}" for number in range(1, 3000, 2)])
-    found = fit(named(many, "l[1-3]", "l4"), memory=64 * GIB)
-    assert found is not None
-    names = found.exclusions[0].names
+    result = fit(named(many, "l[1-3]", "l4"), memory=64 * GIB)
+    assert result is not None
+    names = result.exclusions[0].names
     assert names.endswith("],...")
     assert MAX_NAMES - 10 < len(names) <= MAX_NAMES + 5
     assert {*expand_hosts(names.removesuffix(",..."))} < {*expand_hosts(many)}
-    assert found.text.startswith(
+    assert result.text.startswith(
         "partition main: 12 of 16 nodes have less than 64 GiB of memory (s["
     )
-    assert len(found.text) < 250
+    assert len(result.text) < 250
     assert shorten_hosts("a" * 90, 80) == "..."
     assert shorten_hosts("a1,b[1-3],c", 8) == "a1,..."

@@ -175,9 +175,9 @@ def forecast_site() -> Site:
 
 
 def test_the_same_forecast_is_told_again_only_after_a_while() -> None:
-    told = Told(forecast_site())
-    assert told.at(NOW, NOW + 1, NOW + MIN_INTERVAL, NOW + MAX_INTERVAL) == [0, MAX_INTERVAL]
-    [first, _] = told.events
+    forecasting = Told(forecast_site())
+    assert forecasting.at(NOW, NOW + 1, NOW + MIN_INTERVAL, NOW + MAX_INTERVAL) == [0, MAX_INTERVAL]
+    [first, _] = forecasting.events
     assert first.waits["right"] == dict.fromkeys((1, 2, 4), (0.0,) * 4)
     assert first.free_cpus == {"left": 8, "right": 4}
     assert msgspec.json.decode(msgspec.json.encode(first), type=StartsForecast) == first
@@ -185,11 +185,11 @@ def test_the_same_forecast_is_told_again_only_after_a_while() -> None:
 
 def test_each_is_stored_so_even_new_forecasts_are_told_only_at_intervals() -> None:
     """An idle site is forecast every 2 s, and its jobs start and end all the time."""
-    told = Told(forecast_site())
+    forecasting = Told(forecast_site())
     for second in range(0, 60, 2):
-        told.site.seen("left", facts(8, second % 8))
-        told.at(NOW + second)
-    assert [event.made - NOW for event in told.events] == [0, MIN_INTERVAL, 2 * MIN_INTERVAL]
+        forecasting.site.seen("left", facts(8, second % 8))
+        forecasting.at(NOW + second)
+    assert [event.made - NOW for event in forecasting.events] == [0, MIN_INTERVAL, 2 * MIN_INTERVAL]
 
 
 def test_the_same_waits_are_news_after_dispatches() -> None:
@@ -208,10 +208,10 @@ def test_the_same_waits_are_news_after_dispatches() -> None:
 
 @pytest.mark.parametrize("step", [-3600.0, 60.0])
 def test_a_forecast_that_a_step_of_the_clock_has_ended_is_told_anew(step: float) -> None:
-    told = Told(forecast_site())
-    told.at(NOW)
-    told.site.step(ClockSet(NOW + 2 + step, step))
-    assert told.at(NOW + 4 + step) == [4 + step]
+    forecasting = Told(forecast_site())
+    forecasting.at(NOW)
+    forecasting.site.step(ClockSet(NOW + 2 + step, step))
+    assert forecasting.at(NOW + 4 + step) == [4 + step]
 
 
 def test_nothing_is_told_where_nothing_is_chosen() -> None:

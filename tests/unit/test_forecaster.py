@@ -422,9 +422,9 @@ def test_a_job_in_metasched_has_its_own_reason() -> None:
 
 def test_the_process_learns_and_answers_as_this_one_does() -> None:
     site = waiting_site()
-    known = forecaster_of(site)._ended
+    ended = forecaster_of(site)._ended
     state = state_of(site)
-    request = ForecastRequest(tuple(known), state.snapshot, frozenset({0, 1}), 1)
+    request = ForecastRequest(tuple(ended), state.snapshot, frozenset({0, 1}), 1)
 
     async def answers() -> list[ForecastReply]:
         process = ForecastProcess()

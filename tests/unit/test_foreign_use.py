@@ -124,11 +124,11 @@ def test_windows_add_up_to_the_whole_use() -> None:
     slurmdbd = Accounting(
         [("1", 4, NOW - 30_000, NOW - 20_000), ("2_7", 2, NOW - 9_000, NOW + 9_000)]
     )
-    reader, cursor, total, more = SlurmForeignUse(slurmdbd, settle=0.0), "", 0.0, True
-    while more:
+    reader, cursor, total, has_more = SlurmForeignUse(slurmdbd, settle=0.0), "", 0.0, True
+    while has_more:
         answer = ask(reader, cursor)
         total += sum(used(answer).values())
-        cursor, more = answer.cursor, answer.more
+        cursor, has_more = answer.cursor, answer.more
     assert total == 4 * 10_000 + 2 * (9_000 - 10)
     slurmdbd.now += 100
     answer = ask(reader, cursor)

@@ -71,8 +71,8 @@ def read(folder: Path, changes: Mapping[str, str]) -> tuple[CalendarSettings, ..
 
 
 def test_the_file(tmp_path: Path) -> None:
-    known = structs.replace(cast(LimitLicence, DAY.act), longest_gap=50400.0)
-    assert read(tmp_path, {}) == (replace(DAY, act=known),)
+    limit = structs.replace(cast(LimitLicence, DAY.act), longest_gap=50400.0)
+    assert read(tmp_path, {}) == (replace(DAY, act=limit),)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ class Licences:
         return self.job
 
     def obstacle(self, job: int, now: str) -> str:
-        found = self.core.licence_obstacle(self.core.tasks[job, 0], at(now))
-        return "" if found is None else found.text
+        obstacle = self.core.licence_obstacle(self.core.tasks[job, 0], at(now))
+        return "" if obstacle is None else obstacle.text
 
 
 def test_before_the_total_falls_only_tasks_that_end_by_then_get_the_tokens() -> None:

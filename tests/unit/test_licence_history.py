@@ -48,7 +48,7 @@ def test_changes_are_stored_and_what_stays_now_and_then() -> None:
         LicenceSample("matlab", NOW, 5, 0, 2, 3, 0),
         LicenceSample("matlab", NOW + 120, 5, 0, 4, 1, 0),
     ]
-    assert [sample for look in stored.looks for sample in look] == expected
+    assert [sample for samples in stored.looks for sample in samples] == expected
     count(site, "matlab", 4, NOW + UNCHANGED + 120)
     asyncio.run(history.look(NOW + UNCHANGED + 120))
     assert stored.looks[-1] == [expected[-1]._replace(time=NOW + UNCHANGED + 120)]
@@ -61,19 +61,21 @@ def test_a_silent_server_makes_free_tokens_unknown() -> None:
     count(site, "matlab", 2, NOW)
     asyncio.run(history.look(NOW))
     asyncio.run(history.look(NOW + 400))  # `stale_after` is 300 s
-    assert [look[0].free for look in stored.looks] == [3, None]
+    assert [samples[0].free for samples in stored.looks] == [3, None]
 
 
 def test_many_licences_take_turns() -> None:
     names = [f"l{number:03}" for number in range(2 * MAX_SAMPLES + 50)]
     site, stored, history = history_of(*names)
-    for look in range(3):
+    for minute in range(3):
         site.step(
-            LicencesCounted(NOW + look, tuple(LicenceCount(n, 5, look, NOW + look) for n in names))
+            LicencesCounted(
+                NOW + minute, tuple(LicenceCount(n, 5, minute, NOW + minute) for n in names)
+            )
         )
-        asyncio.run(history.look(NOW + look * INTERVAL))
-    assert [len(look) for look in stored.looks] == [MAX_SAMPLES] * 3
-    assert {sample.licence for look in stored.looks for sample in look} == set(names)
+        asyncio.run(history.look(NOW + minute * INTERVAL))
+    assert [len(samples) for samples in stored.looks] == [MAX_SAMPLES] * 3
+    assert {sample.licence for samples in stored.looks for sample in samples} == set(names)
 
 
 def test_what_was_not_stored_is_stored_later() -> None:

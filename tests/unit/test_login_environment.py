@@ -42,13 +42,13 @@ def run(changed: Submission, home: Path) -> str:
 
 def test_named_variables_outlive_the_profile(tmp_path: Path) -> None:
     (tmp_path / ".bash_profile").write_text("export PROFILE=read GIVEN=profile\n")
-    given = 'it\'s "$HOME"\nsecond line'
+    value = 'it\'s "$HOME"\nsecond line'
     environ = {"HOME": "/h", "OTHER": "x", "LOADEDMODULES": "gcc", "PATH": "/usr/bin"}
-    environment = exported_environment(["ALL", f"GIVEN={given}"], environ, [])
+    environment = exported_environment(["ALL", f"GIVEN={value}"], environ, [])
     assert environment[NAMED_VARIABLES] == "GIVEN"
     changed = with_login_environment(submission(environment))
-    assert changed.payload.environment == {"HOME": "/h", "GIVEN": given}
-    assert run(changed, tmp_path) == f"{given} None read ['a b', 'c']\n"
+    assert changed.payload.environment == {"HOME": "/h", "GIVEN": value}
+    assert run(changed, tmp_path) == f"{value} None read ['a b', 'c']\n"
 
 
 def test_a_job_submitted_by_sudo_is_not_under_sudo() -> None:

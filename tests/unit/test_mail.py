@@ -163,8 +163,8 @@ def test_a_job_gets_the_mail_that_the_site_sends() -> None:
         request(None),
         ["--mail-type: this site sends no mail"],
     )
-    kept, [warning] = apply_mail(settings(Path("/x")), "ada", asked)
-    assert kept == request(MailRequest(types=("END",)))
+    applied, [warning] = apply_mail(settings(Path("/x")), "ada", asked)
+    assert applied == request(MailRequest(types=("END",)))
     assert warning == (
         "--mail-user: this site allows no addresses; mail goes to ada, not to ada@example.org"
     )

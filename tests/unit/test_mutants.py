@@ -111,8 +111,8 @@ def test_harnesses() -> None:
 def test_trials_and_findings(tmp_path: Path) -> None:
     """A skipped test or a harness that cannot run is no clean trial."""
     chaos, test = ChaosHarness("local", "disk full"), PytestHarness("tests/x.py")
-    found = chaos.trials(Output(0, '{"found": "t1 began twice"}', "", tmp_path))
-    assert found == Trials(STRIKES, "t1 began twice")
+    finding = chaos.trials(Output(0, '{"found": "t1 began twice"}', "", tmp_path))
+    assert finding == Trials(STRIKES, "t1 began twice")
     with pytest.raises(HarnessError, match="no slurmctld"):
         chaos.trials(Output(2, "", "no slurmctld\n", tmp_path))
     with pytest.raises(HarnessError, match="no tests ran"):

@@ -180,10 +180,10 @@ def test_a_task_that_is_listed_while_its_claim_is_revoked_is_withdrawn_later() -
 def test_a_task_that_waits_at_the_end_of_its_reservation_comes_back(is_gone: bool) -> None:
     """Grid Engine deletes it then, and so does metasched: nobody has cancelled it."""
     site = Site()
-    wanted = ReservationRequest(NOW, NOW + 60, 1, 1, 60.0, 60.0)
+    request = ReservationRequest(NOW, NOW + 60, 1, 1, 60.0, 60.0)
     survey = Survey(NOW, (NodeUsage(("n1",), 4, True),))
     site.step(SurveyReceived(NOW, "left", survey))
-    site.step(ReservationRequested(NOW, 3, "alice", wanted, True, ("left",), NOW + 60))
+    site.step(ReservationRequested(NOW, 3, "alice", request, True, ("left",), NOW + 60))
     site.step(ReservationBound(NOW, 3, ("n1",)))
     site.step(JobSubmitted(NOW + 1, job(user="alice", clusters=("left",), reservation=3)))
     site.sent()

@@ -170,8 +170,8 @@ def test_a_new_window_moves_planned_jobs_and_its_end_brings_them_back() -> None:
     window = ReservedWindow(15.0, 30.0, 3)
     policy.choose_starts(1.0, queue, running, FreeResources(0, windows=[window]))
     assert policy.planned_starts() == {1: 30.0, 2: 40.0}
-    left = policy.left_over()
-    assert (left.start, left.free.cpus) == (15.0, 0)  # nothing may run into the window
+    left_over = policy.left_over()
+    assert (left_over.start, left_over.free.cpus) == (15.0, 0)  # nothing may run into the window
     policy.choose_starts(2.0, queue, running, FreeResources(0))
     assert policy.planned_starts() == {1: 10.0, 2: 20.0}
 

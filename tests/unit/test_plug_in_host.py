@@ -150,7 +150,7 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
         "load_seconds": LONG,
         **times,
     }
-    others = set(children())  # of earlier tests of this process
+    earlier = set(children())  # of earlier tests of this process
     host = PlugInHost(plug_ins, **values)
     task = asyncio.create_task(host.run())
     try:
@@ -159,7 +159,7 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if host_module.KILL_SECONDS >= 1.0:
-            assert not set(children()) - others, "a process is left behind"
+            assert not set(children()) - earlier, "a process is left behind"
 
 
 def children() -> list[psutil.Process]:
@@ -361,10 +361,10 @@ def test_a_killed_process_that_does_not_end_stops_nothing(monkeypatch: pytest.Mo
             host.call_seconds = LONG
             [row] = await rate(host, "")
             assert row["hostile"] == Rating(3.0)
-        while set(children()) - others:  # they are killed all the same
+        while set(children()) - earlier:  # they are killed all the same
             await asyncio.sleep(0.01)
 
-    others = set(children())  # a database of earlier tests may be one
+    earlier = set(children())  # a database of earlier tests may be one
     monkeypatch.setattr(host_module, "KILL_SECONDS", 0.01)
     monkeypatch.setattr(asyncio.subprocess.Process, "wait", never_ends)
     check(test)

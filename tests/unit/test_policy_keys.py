@@ -36,9 +36,9 @@ def keys_table() -> str:
 def words_list() -> str:
     """Return the list of docs/policy.md."""
     return "".join(
-        f'- `{name} = "{word}"`: {meaning}.\n'
+        f'- `{name} = "{choice}"`: {meaning}.\n'
         for name, key in POLICY_KEYS.items()
-        for word, meaning in key.choices.items()
+        for choice, meaning in key.choices.items()
     )
 
 
@@ -81,18 +81,18 @@ def test_the_range_is_that_which_is_enforced(row: Any) -> None:
         two_classes = "max_priority = 2\n" if is_list else ""
         return examine_policy(two_classes + toml_of(row.name, text), "p").policy is not None
 
-    words = row.range.removesuffix(" each")
-    if " or " in words:
-        choices = words.split(" or ")
+    description = row.range.removesuffix(" each")
+    if " or " in description:
+        choices = description.split(" or ")
         quote = "" if "true" in choices else '"'
         assert all(accepted(f"{quote}{choice}{quote}") for choice in choices)
         assert not accepted('"other"')
         return
-    if words.startswith("above "):
-        low, _, high = words.removeprefix("above ").partition(", at most ")
+    if description.startswith("above "):
+        low, _, high = description.removeprefix("above ").partition(", at most ")
         assert not accepted(low)
     else:
-        low, _, high = words.partition(" to ")
+        low, _, high = description.partition(" to ")
         assert accepted(low) != (is_list and low == "0")  # not all shares may be 0
         assert not accepted(int(low) - 1)
     assert accepted(high)
@@ -187,6 +187,6 @@ def test_the_description_names_what_differs_from_the_defaults() -> None:
         age=0.0, pull=False, tolerance=0.25, weights={"licence": 0.0}, self_optimising=OPTIMISED
     )
     text = " ".join(describe_policy(policy))
-    for words in ("priorities order no queue", "They stay in the queue", "0.25", "Not rated"):
-        assert words in text
+    for phrase in ("priorities order no queue", "They stay in the queue", "0.25", "Not rated"):
+        assert phrase in text
     assert "base follows a target of priorities (0.9, 0.1) by the last 20 jobs" in text

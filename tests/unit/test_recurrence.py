@@ -32,8 +32,8 @@ def times(rule: str, start: str, count: int, zone: str = BERLIN) -> list[str]:
             yield next_time
             next_time = recurrence.next_after(next_time)
 
-    found = (datetime.fromtimestamp(each, find_zone(zone)) for each in islice(all_times(), count))
-    return [each.isoformat(timespec="minutes") for each in found]
+    moments = (datetime.fromtimestamp(each, find_zone(zone)) for each in islice(all_times(), count))
+    return [each.isoformat(timespec="minutes") for each in moments]
 
 
 def test_a_rule_keeps_its_local_time_when_the_clock_is_changed() -> None:

@@ -60,13 +60,13 @@ def test_every_other_key_of_the_daemon_is_read_from_its_settings_each_time() -> 
 def test_keys_that_need_a_restart_keep_their_values() -> None:
     before = file_of(daemon={"socket": "a", "keep": 3}, site={"launcher": "l", "operators": ["x"]})
     after = file_of(daemon={"socket": "b", "keep": 4}, site={"launcher": "m", "operators": ["y"]})
-    kept, keys = keep_restart_keys(before, after)
+    tables, keys = keep_restart_keys(before, after)
     assert keys == ["[daemon] socket", "[site] launcher"]
-    assert (kept.daemon.socket, kept.daemon.keep) == ("a", 4)
-    assert kept.site is not None
-    assert (kept.site.launcher, kept.site.operators) == ("l", ("y",))
-    kept, keys = keep_restart_keys(before, file_of())
-    assert (keys[-1], kept.site) == ("[site]", before.site)
+    assert (tables.daemon.socket, tables.daemon.keep) == ("a", 4)
+    assert tables.site is not None
+    assert (tables.site.launcher, tables.site.operators) == ("l", ("y",))
+    tables, keys = keep_restart_keys(before, file_of())
+    assert (keys[-1], tables.site) == ("[site]", before.site)
 
 
 def test_a_change_that_is_valid_only_with_a_restart_says_so(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
         await daemon.service_runs.wait()
         former: Any = daemon.service
         FakeService.away = away
-        said = ""
+        message = ""
         try:
             await daemon.replace_service(settings_with(cpus), "ada", ("x",))
         except ReloadRefused as error:
-            said = str(error)
+            message = str(error)
         await daemon.service_runs.wait()
         assert not daemon.is_replacing_service
         assert isinstance(former.failure, ServiceReplaced)
@@ -166,7 +166,7 @@ def test_a_service_that_cannot_run_leaves_the_former_settings(
         current: Any = daemon.service
         assert current.settings is daemon.settings
         running.cancel()
-        return daemon.settings.clusters[0].options["cpus"], said
+        return daemon.settings.clusters[0].options["cpus"], message
 
     assert asyncio.run(play()) == (4 if refusal else cpus, refusal)
     taken_back = [(4, "ada", ("taken back: x",))] if refusal else []

@@ -208,11 +208,11 @@ def test_a_mistake_in_a_file_is_a_finding_and_no_obstacle_of_a_start(file: str) 
     with pytest.raises(ConfigError, match='calendar "night"'):  # a reload
         reload._read_settings(settings, frozenset())
     # known already, it bars no other change; another one does
-    known = log_scheduled_mistakes(settings)
-    assert reload._read_settings(settings, known)[2] == known
+    mistakes = log_scheduled_mistakes(settings)
+    assert reload._read_settings(settings, mistakes)[2] == mistakes
     Path(file).write_text("push = 3\n")
     with pytest.raises(ConfigError, match="push"):
-        reload._read_settings(settings, known)
+        reload._read_settings(settings, mistakes)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -83,12 +83,12 @@ def decisions(of: Candidate, observed: Sequence[Observation]) -> list[ShadowDeci
 def test_a_copy_of_the_policy_in_force_decides_the_same(policy: dict[str, Any]) -> None:
     site = observed_site(**policy)
     submitted = jobs()
-    found = decisions(candidate(site.core.policy), submit(site, *submitted))
-    assert len(found) == len(submitted)
-    assert {each.eligible for each in found} == {2}
-    assert {each.live_cluster for each in found} == set(CLUSTERS)
-    assert len({each.live_priority for each in found}) > 2
-    for each in found:
+    decided = decisions(candidate(site.core.policy), submit(site, *submitted))
+    assert len(decided) == len(submitted)
+    assert {each.eligible for each in decided} == {2}
+    assert {each.live_cluster for each in decided} == set(CLUSTERS)
+    assert len({each.live_priority for each in decided}) > 2
+    for each in decided:
         assert (each.priority, each.cluster) == (each.live_priority, each.live_cluster)
         task = site.core.tasks[each.job, 0]
         assert (task.priority, task.live_attempt.cluster) == (each.priority, each.cluster)
@@ -97,13 +97,13 @@ def test_a_copy_of_the_policy_in_force_decides_the_same(policy: dict[str, Any]) 
 def test_another_policy_decides_otherwise_in_the_same_state() -> None:
     site = observed_site(load="paper")
     other = Policy(load="paper", weights={"user": 9.0, "deadline": 0.0, "licence": 0.0}, seed=4)
-    found = decisions(candidate(other), submit(site, *jobs()))
+    decided = decisions(candidate(other), submit(site, *jobs()))
     by_id = {each.id: each for each in jobs()}
-    for each in found:  # the user's heuristic alone: base of the class and priority of the owner
+    for each in decided:  # the user's heuristic alone: base of the class and priority of the owner
         base = {"gold": 7, "regular": 1}[by_id[each.job].user_class]
         assert each.priority == min(base + by_id[each.job].owner_priority, 10)
-    assert any(each.priority != each.live_priority for each in found)
-    assert any(each.cluster != each.live_cluster for each in found)
+    assert any(each.priority != each.live_priority for each in decided)
+    assert any(each.cluster != each.live_cluster for each in decided)
 
 
 def test_a_late_start_knows_the_margins_and_counts_no_job_twice() -> None:
@@ -112,10 +112,10 @@ def test_a_late_start_knows_the_margins_and_counts_no_job_twice() -> None:
     submit(site, *first)
     last_seen = submit(site, second[0])  # stored after the candidate took over the margins
     margins = site.core.state.margin_jobs
-    found = decisions(
+    decided = decisions(
         candidate(site.core.policy, margins), [*last_seen, *submit(site, *second[1:])]
     )
-    assert [each.priority for each in found[1:]] == [each.live_priority for each in found[1:]]
+    assert [each.priority for each in decided[1:]] == [each.live_priority for each in decided[1:]]
 
 
 def test_a_modified_job_is_classified_anew_and_an_operator_s_priority_counts() -> None:
@@ -170,8 +170,8 @@ def test_what_cannot_be_compared_has_a_reason() -> None:
     assert "the candidate binds late" in place_obstacle(live, Policy(send="late"))
     assert "in force binds late" in place_obstacle(Policy(send="late"), live)
     site = observed_site()
-    found = decisions(candidate(live, places=False), submit(site, *jobs()))
-    assert {each.cluster for each in found} == {None}
+    decided = decisions(candidate(live, places=False), submit(site, *jobs()))
+    assert {each.cluster for each in decided} == {None}
 
 
 # Comparison

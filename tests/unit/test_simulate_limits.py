@@ -65,8 +65,8 @@ def test_a_limit_holds_over_all_clusters_and_counts_pending_tasks() -> None:
 
 
 def test_groups_and_classes() -> None:
-    one = LimitTable(running=1)
-    limits = LimitSettings(groups={"aero": one}, classes={"gold": one})
+    single = LimitTable(running=1)
+    limits = LimitSettings(groups={"aero": single}, classes={"gold": single})
     jobs = [
         a_job(1, "a", groups=("aero",)),
         a_job(2, "b", groups=("aero",)),

@@ -74,15 +74,15 @@ def init(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def contents(root: Path) -> dict[str, tuple[int, str]]:
     """Return mode and text of each file below `etc` and `usr/local`, and of links the target."""
-    found = {}
+    files = {}
     for top in ("etc", "usr/local"):
         for path in (root / top).rglob("*"):
             if path.is_symlink():
-                found[str(path.relative_to(root))] = (0, os.readlink(path))
+                files[str(path.relative_to(root))] = (0, os.readlink(path))
             elif path.is_file():
                 mode = path.stat().st_mode & 0o7777
-                found[str(path.relative_to(root))] = (mode, path.read_text())
-    return found
+                files[str(path.relative_to(root))] = (mode, path.read_text())
+    return files
 
 
 def test_the_example_is_what_a_site_with_three_clusters_gets(root: Path, init: Init) -> None:
@@ -151,11 +151,11 @@ def test_what_the_admin_changed_is_kept(root: Path, init: Init) -> None:
     (root / TOML).write_text(own)
     assert init() == "keep     /etc/metasched/metasched.toml: it was changed\nnothing to change\n"
     printed = init("--local", "here=9")
-    kept = "keep     /etc/metasched/metasched.toml: it was changed"
-    assert f"{kept}; the new text is in /etc/metasched/metasched.toml.new\n" in printed
+    line = "keep     /etc/metasched/metasched.toml: it was changed"
+    assert f"{line}; the new text is in /etc/metasched/metasched.toml.new\n" in printed
     assert (root / TOML).read_text() == own
     assert "cpus = 9" in (root / f"{TOML}.new").read_text()
-    assert init() == f"{kept}\nnothing to change\n"
+    assert init() == f"{line}\nnothing to change\n"
 
     assert "replace  /etc/metasched/metasched.toml" in init("--force")
     assert "cpus = 9" in (root / TOML).read_text()
@@ -261,8 +261,8 @@ def test_a_fifo_among_the_files_of_slurm_is_passed_over(root: Path, init: Init) 
 def test_a_crash_between_any_two_writes_is_repaired_by_the_next_run(
     root: Path, init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = ("--local", "here=9", "--account", "metasched")
-    init(*wanted)
+    options = ("--local", "here=9", "--account", "metasched")
+    init(*options)
     complete = contents(root)
     write = RootFiles._write
     for crash_at in range(1, 7):  # the record, and five files that have number or account
@@ -277,7 +277,7 @@ def test_a_crash_between_any_two_writes_is_repaired_by_the_next_run(
         monkeypatch.setattr(RootFiles, "_write", crashing)
         init("--local", f"here={20 + crash_at}", "--account", f"a{crash_at}", code=130)
         monkeypatch.setattr(RootFiles, "_write", write)
-        assert "keep" not in init(*wanted)
+        assert "keep" not in init(*options)
         repaired = contents(root)
         assert repaired.keys() == complete.keys()
         assert repaired[TOML] == complete[TOML]

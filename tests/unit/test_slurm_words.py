@@ -27,8 +27,8 @@ def other_state_rows() -> Iterator[str]:
 
 
 def reason_rows() -> Iterator[str]:
-    for reason, word in job.REASONS.items():
-        yield f"| `{reason}` | {word} |"
+    for reason, slurm_reason in job.REASONS.items():
+        yield f"| `{reason}` | {slurm_reason} |"
 
 
 def field_rows(fields: Iterable[Field]) -> Iterator[str]:

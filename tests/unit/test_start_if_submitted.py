@@ -108,8 +108,8 @@ def test_the_nearest_smaller_request_that_starts_sooner_is_told() -> None:
     service = service_of(site)
     task = site.core.tasks[2, 0]
     far = TaskEstimate(StartEstimate(*[NOW + 5000.0] * 3), "left", NOW)
-    told = smaller_requests(service, task, far)
-    assert told == (
+    text = smaller_requests(service, task, far)
+    assert text == (
         " A new job would start sooner with 4 processors on left at 1970-01-12T13:48:00.000+00:00."
     )
     soon = TaskEstimate(StartEstimate(*[NOW + 120.0] * 3), "left", NOW)
@@ -125,8 +125,8 @@ def test_a_job_that_needs_tokens_is_told_of_another_licence_alone() -> None:
     service, task = service_of(site), site.core.tasks[2, 0]
     task.job = structs.replace(task.job, cpus=2, time_limit=600.0, licences={"m": 1})
     far = TaskEstimate(StartEstimate(*[NOW + 5000.0] * 3), "left", NOW)
-    told = smaller_requests(service, task, far)
-    assert told == (
+    text = smaller_requests(service, task, far)
+    assert text == (
         " A new job would start sooner with a licence other than m that has free tokens on left at "
         "1970-01-12T13:48:00.000+00:00."
     )

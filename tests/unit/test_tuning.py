@@ -187,8 +187,8 @@ def test_a_trial_is_pruned_if_half_of_the_earlier_dominate_it() -> None:
     better = tuple(value / 2 for value in whole.early)
     worse = tuple(value * 2 for value in whole.early)
     half = MIN_COMPARED // 2
-    kept = run_trial(SOURCES, Policy(), BOTH, [better] * (half - 1) + [worse] * (half + 1))
-    assert kept._replace(cpu_seconds=0) == whole._replace(cpu_seconds=0)
+    unpruned = run_trial(SOURCES, Policy(), BOTH, [better] * (half - 1) + [worse] * (half + 1))
+    assert unpruned._replace(cpu_seconds=0) == whole._replace(cpu_seconds=0)
     pruned = run_trial(SOURCES, Policy(), BOTH, [better] * half + [worse] * half)
     assert (pruned.values, pruned.early) == (None, whole.early)
     assert pruned.simulated_jobs < whole.simulated_jobs / 4
@@ -220,20 +220,20 @@ def test_an_interrupted_study_ends_like_a_whole_one(tmp_path: Path) -> None:
         InThisProcess(lambda: simulated.append(None)),
     )
     assert any(each.values is None for each in whole), "no trial was pruned"
-    storage, left = f"sqlite:///{tmp_path}/part.db", 0
+    storage, allowance = f"sqlite:///{tmp_path}/part.db", 0
 
     def stop() -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal allowance
+        allowance -= 1
+        if allowance < 0:
             raise _Stopped
 
     for allowed in (0, 1, 7, len(simulated) - 9):
-        left = allowed
+        allowance = allowed
         with pytest.raises(_Stopped):
             run_study(storage, count, sources, objectives, InThisProcess(stop))
     assert run_study(storage, count, sources, objectives) == whole
-    left = 0  # simulates nothing
+    allowance = 0  # simulates nothing
     assert run_study(storage, count, sources, objectives, InThisProcess(stop)) == whole
 
 
@@ -292,14 +292,14 @@ def test_a_real_gain_is_found_and_noise_is_not() -> None:
     noisy = [value + rng.gauss(0, 200) for value in present]
     better = [value * 0.8 for value in noisy]
     for values, gain in ((present, False), (noisy, False), (better, True)):
-        found = paired_difference(held_out(values), held_out(present), "mean_wait", 0)
-        assert found is not None
-        assert found.low <= found.difference <= found.high
-        assert is_gain({"mean_wait": found}) == gain
+        difference = paired_difference(held_out(values), held_out(present), "mean_wait", 0)
+        assert difference is not None
+        assert difference.low <= difference.difference <= difference.high
+        assert is_gain({"mean_wait": difference}) == gain
     worse = paired_difference(held_out(present), held_out(better), "mean_wait", 0)
     assert worse is not None
     assert worse.low > 0
-    assert not is_gain({"mean_wait": found, "mean_flow": worse}), "worse in another objective"
+    assert not is_gain({"mean_wait": difference, "mean_flow": worse}), "worse in another objective"
     assert not is_gain({"mean_wait": None})
 
 
@@ -328,9 +328,9 @@ def test_intervals_cover_the_true_difference() -> None:
         days = [rng.gauss(0, 50) for _ in range(30)]
         present = [500.0] * (24 * 30)
         other = [510.0 + days[job // 24] + rng.gauss(0, 20) for job in range(24 * 30)]
-        found = paired_difference(held_out(other), held_out(present), "mean_wait", period)
-        assert found is not None
-        covered += found.low <= 10.0 <= found.high
+        difference = paired_difference(held_out(other), held_out(present), "mean_wait", period)
+        assert difference is not None
+        covered += difference.low <= 10.0 <= difference.high
     assert 175 <= covered <= 198, covered  # with jobs resampled instead of days: 68
 
 
@@ -403,17 +403,17 @@ def test_a_single_objective_and_all_processes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The outcome does not depend on the number of processes."""
-    found = []
+    tables = []
     for cores in ("1", "3"):
         arguments = ["--trials", "12", "--json", "--cores", cores, "--out", f"with-{cores}.toml"]
-        words = [word if word != ",".join(BOTH) else "mean_wait" for word in COMMAND]
-        assert run_command([*words, *arguments, "--plot", "p.png"]) == 0
+        command = [argument if argument != ",".join(BOTH) else "mean_wait" for argument in COMMAND]
+        assert run_command([*command, *arguments, "--plot", "p.png"]) == 0
         answer = json.loads(capsys.readouterr().out)
         for key in ("wall_seconds", "cpu_seconds", "file"):
             del answer[key]
-        found.append(answer)
-    assert found[0] == found[1]
-    assert len(found[0]["trade_offs"]) <= 1
+        tables.append(answer)
+    assert tables[0] == tables[1]
+    assert len(tables[0]["trade_offs"]) <= 1
 
 
 def test_no_file_of_another_origin_is_replaced(folder: Path) -> None:
@@ -456,13 +456,13 @@ def test_the_record_of_a_site(folder: Path, capsys: pytest.CaptureFixture[str]) 
         Simulation(workload, clusters, live, lambda _: make_policy("easy", {}, {})),
         Sqlite(folder / "site.db"),
     )
-    words = ["tune", "--history", "--database", "site.db", "--trials", "6", "--json"]
-    assert run_command(words) == 0
+    arguments = ["tune", "--history", "--database", "site.db", "--trials", "6", "--json"]
+    assert run_command(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["trials"] == 6
     sources = InputSources("", database="site.db")
     inputs = read_inputs(sources)
-    known, recorded = describe_inputs(sources, inputs), inputs.recorded
+    description, recorded = describe_inputs(sources, inputs), inputs.recorded
     assert recorded is not None
     for other in (  # what has no part in the jobs' digest
         replace(recorded, drains=(ClusterDrained(1.0, "a", "op", "", False),)),
@@ -471,12 +471,12 @@ def test_the_record_of_a_site(folder: Path, capsys: pytest.CaptureFixture[str]) 
         replace(recorded, clusters=recorded.clusters[:1]),
     ):
         described = describe_inputs(sources, replace(inputs, recorded=other))
-        assert [key for key in known if described[key] != known[key]] == ["site"]
+        assert [key for key in description if described[key] != description[key]] == ["site"]
     space = make_search_space(inputs)
     assert space.policy(space.present_indexes()) == replace(live, weights=ANY)
     for option in (["--clusters", "8"], ["--set", "age=5"], ["--jobs", "0:9"], ["--local", "easy"]):
         with pytest.raises(UserError, match=f"has its own, {option[0]}; leave it out"):
-            run_command([*words, *option])
+            run_command([*arguments, *option])
     with pytest.raises(UserError, match="--trace or --history"):
         run_command(["tune"])
     with pytest.raises(UserError, match=r"none\.db"):
@@ -503,7 +503,7 @@ def test_the_commands_of_the_page(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_an_interrupt_names_the_command_that_continues(folder: Path) -> None:
-    words = [word if word != "jobs=300" else "jobs=1500" for word in COMMAND]
+    words = [argument if argument != "jobs=300" else "jobs=1500" for argument in COMMAND]
     command = [sys.executable, "-m", "metasched", *words, "--trials", "500", "--cores", "2"]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ

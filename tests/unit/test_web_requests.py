@@ -39,8 +39,8 @@ def web(url: str) -> WebSettings:
 
 def with_cookies(*headers: str, is_proxy: bool = False, protocols: Sequence[str] = ()) -> Request:
     host = ("Host", "site.example:6450")
-    told = (("X-Forwarded-Proto", protocol) for protocol in protocols)
-    request = requested(host, *told, *(("Cookie", header) for header in headers))
+    forwarded = (("X-Forwarded-Proto", protocol) for protocol in protocols)
+    request = requested(host, *forwarded, *(("Cookie", header) for header in headers))
     request.scope["state"] = {"connections": SimpleNamespace(is_proxy=is_proxy)}
     return request
 

@@ -35,8 +35,8 @@ def test_days_without_a_period(text: str) -> None:
 
 def heights(picture: str) -> dict[str, float]:
     """Return the height of each rectangle by its title."""
-    found = re.findall(r'height="([\d.]+)"><title>([^<]*)</title>', picture)
-    return {title: float(height) for height, title in found}
+    bars = re.findall(r'height="([\d.]+)"><title>([^<]*)</title>', picture)
+    return {title: float(height) for height, title in bars}
 
 
 def test_parts_are_stacked_on_the_days_of_the_period() -> None:

@@ -77,8 +77,8 @@ class ChaosHarness:
         return f"chaos {self.manager}: {self.fault}"
 
     def arguments(self, folder: Path, seed: str) -> list[str]:
-        words = [self.manager, self.fault, seed, str(self.strikes), str(folder)]
-        return ["-m", "tests.chaos.one_round", *words]
+        arguments = [self.manager, self.fault, seed, str(self.strikes), str(folder)]
+        return ["-m", "tests.chaos.one_round", *arguments]
 
     def trials(self, output: Output) -> Trials:
         if output.code == 0 and output.out:
@@ -123,7 +123,9 @@ class PytestHarness:
         return f"pytest {self.node}"
 
     def arguments(self, folder: Path, seed: str) -> list[str]:
-        number = sum(part * 1000**place for place, part in enumerate(map(int, seed.split("-"))))
+        number = sum(
+            part * 1000**exponent for exponent, part in enumerate(map(int, seed.split("-")))
+        )
         return [
             *("-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"),
             *("--hypothesis-profile=trial", f"--hypothesis-seed={number}"),
@@ -154,7 +156,7 @@ def harness_named(text: str) -> Harness:
     """Return the harness that a header names. Raises ValueError."""
     if match := _CHAOS.fullmatch(text):
         manager, fault = match["manager"], match["fault"]
-        if not any((fault, manager) == (known.name, known.manager) for known in FAULTS):
+        if not any((fault, manager) == (each.name, each.manager) for each in FAULTS):
             raise ValueError(f"there is no fault {fault!r} of {manager}; see tests/chaos/faults.py")
         return ChaosHarness(manager, fault, int(match["strikes"] or STRIKES))
     if match := _HOSTILE.fullmatch(text):

@@ -87,11 +87,11 @@ def copy_checkout(tree: Path) -> None:
     tree.chmod(0o755)
     environment = tree / ".venv"
     venv.create(environment, symlinks=True)
-    here = Path(sys.executable).parent  # of this process' environment
+    bin_dir = Path(sys.executable).parent  # of this process' environment
     [packages] = environment.glob("lib/python*/site-packages")
-    [installed] = here.parent.glob("lib/python*/site-packages")
+    [installed] = bin_dir.parent.glob("lib/python*/site-packages")
     (packages / "checkout.pth").write_text(f"{tree}\n{installed}\n")
     for name in ("metasched", "metasched-launcher"):
-        script = (here / name).read_text()
-        (environment / "bin" / name).write_text(script.replace(str(here), f"{environment}/bin"))
+        script = (bin_dir / name).read_text()
+        (environment / "bin" / name).write_text(script.replace(str(bin_dir), f"{environment}/bin"))
         (environment / "bin" / name).chmod(0o755)

@@ -99,8 +99,8 @@ def test_columns_and_order_of_status(daemon: FakeDaemon, run: Run) -> None:
         details(19, "failed", **started, ended="2026-01-31T10:00:11Z", exit_code=1),
     ]
     daemon.answer("/jobs/details", rows)
-    words = ["--format", "job,code,time,exit,native_id", "--sort", "-time"]
-    assert [line.split() for line in run("status", *words).out.splitlines()] == [
+    options = ["--format", "job,code,time,exit,native_id", "--sort", "-time"]
+    assert [line.split() for line in run("status", *options).out.splitlines()] == [
         ["JOB", "ST", "TIME", "EXIT", "NATIVE_ID"],
         ["19", "F", "0:11", "1", "5"],
         ["17", "CD", "0:09", "5"],
@@ -374,8 +374,8 @@ def test_explain_of_an_ended_job_says_what_it_used(daemon: FakeDaemon, run: Run)
     used = {"elapsed": 65.0, "cpu_seconds": 61.5, "max_memory": 900, "nodes": "a1"}
     daemon.answer("/jobs/17/explain", {**answer, "usage": used})
     daemon.answer("/jobs/details", [details(17, "completed", started="2026-01-31T10:00:00Z")])
-    said = "It used 1:05 of time, 1:01 of processor time, at most 900M of memory on a1."
-    assert run("explain", "17").out.splitlines()[2:] == [said]
+    expected = "It used 1:05 of time, 1:01 of processor time, at most 900M of memory on a1."
+    assert run("explain", "17").out.splitlines()[2:] == [expected]
     daemon.answer("/jobs/17/explain", {**answer, "usage": dict.fromkeys(used)})
     assert run("explain", "17").out.splitlines()[2:] == []
 

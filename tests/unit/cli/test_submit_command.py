@@ -58,8 +58,8 @@ def test_submit_output_for_programs(daemon: FakeDaemon, run: Run, option: str, o
 def test_the_expected_start_is_told(daemon: FakeDaemon, run: Run) -> None:
     starts = {"expected_start": "B", "expected_early": "A", "expected_late": "C"}
     daemon.answer("/jobs", accepted(**starts))
-    told = "Expected to start at B, with 80% probability between A and C."
-    assert run("submit", "--wrap", "x").out.splitlines()[1:] == [told]
+    expected = "Expected to start at B, with 80% probability between A and C."
+    assert run("submit", "--wrap", "x").out.splitlines()[1:] == [expected]
     daemon.answer("/jobs", accepted(**starts))
     answer = json.loads(run("submit", "--json", "--wrap", "x").out)
     assert {key: answer[key] for key in starts} == starts
