@@ -311,16 +311,14 @@ def test_knapsacks() -> None:
 
 
 def test_discarding_a_job_changes_the_weights() -> None:
-    # weights 1, 1/2, 1/2 + 1: the third has the least ratio; then l2 is no longer scarce, and of
-    # the jobs on l1 the first has the lesser ratio
-    values = np.array([3.0, 4.0, 2.0, 5.0])
-    amounts = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
-    assert choose_greedy(values, amounts, np.array([1.0, 1.0])).tolist() == [
-        False,
-        True,
-        False,
-        True,
-    ]
+    """The third job goes first, and l2 is no longer scarce: the first then weighs 1, not 2.
+
+    By the weights of the beginning the first job, with a ratio of 2.5, would go next.
+    """
+    values = np.array([5.0, 4.0, 1.0])
+    amounts = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    chosen = choose_greedy(values, amounts, np.array([1.0, 1.0]))
+    assert chosen.tolist() == [True, False, False]
 
 
 def test_jobs_with_common_licences_are_a_cluster() -> None:

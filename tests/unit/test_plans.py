@@ -121,6 +121,60 @@ def test_rcbo_takes_the_last_job_from_the_slowest_machine() -> None:
     assert places(plan) == {1: (1, 0.0, 20.0), 2: (0, 0.0, 10.0)}
 
 
+def test_tabu_search_tries_large_machines_first_and_the_faster_of_equals() -> None:
+    """The job is in time on each; the order of machines alone decides."""
+    plan = plan_of(4, 2, 8, 8)  # the fastest first
+    plan.place(job(1, 4, 10.0, deadline=10.0), 0, 0.0)
+    late = job(2, 2, 10.0, 11.0, 12.0, 13.0, deadline=15.0)
+    plan.place(late, 0, 10.0)
+    search = TabuSearch(plan, memory=5, stop="late")
+    assert search.order_targets() == [2, 3, 0, 1]
+    search.run(1)
+    assert places(plan)[2] == (2, 0.0, 12.0)
+
+
+def test_rcbo_counts_late_jobs_and_tabu_search_jobs_in_time() -> None:
+    """A late job less among two is worth more than a job in time more among ten."""
+    old, new = PlanQuality(100.0, 10, 2), PlanQuality(120.0, 11, 1)
+    plan = plan_of(4)
+    assert ResourceOptimisation(plan, 5).weight(old, new) == pytest.approx(-0.2 + 0.5)
+    assert TabuSearch(plan, 5, "late").weight(old, new) == pytest.approx(-0.2 + 0.1)
+    assert ResourceOptimisation(plan, 5).weight(old._replace(late=0), old) == -2
+
+
+def full_machines(*jobs: int) -> ClusterPlan:
+    """Return a plan of machines with so many jobs each, none of which can move."""
+    plan = plan_of(*[4] * len(jobs))
+    number = 0
+    for machine, count in enumerate(jobs):
+        for index in range(count):
+            number += 1
+            only = WaitingJob(number, 4, 10.0, machines={machine: 10.0})
+            plan.place(only, machine, 10.0 * index)
+    return plan
+
+
+def test_rcbo_marks_a_machine_whose_jobs_were_all_selected_and_frees_these() -> None:
+    """Du 2010, Figure 4-1, steps 3 and 4."""
+    search = ResourceOptimisation(full_machines(1, 2), memory=5)
+    search.run(2)  # both jobs of the slower machine
+    assert (list(search._remembered._items), search._sources) == ([3, 2], [0, 1])
+    search.run(1)
+    assert (list(search._remembered._items), search._sources) == ([], [0])
+    search.iterate()
+    assert list(search._remembered._items) == [1]
+
+
+def test_rcbo_returns_to_the_machine_that_it_forgets() -> None:
+    """Step 5: the memory of machines is bounded, too."""
+    search = ResourceOptimisation(full_machines(0, 0, 0), memory=2)
+    sources = []
+    for _ in range(4):
+        search.iterate()
+        sources.append(list(search._sources))
+    assert sources == [[0, 1], [0], [2], [1]]
+
+
 def test_a_search_of_an_empty_plan_ends() -> None:
     for search in (
         TabuSearch(plan_of(4, 2), 5, "late"),

@@ -115,6 +115,17 @@ def test_a_job_past_its_estimate_keeps_its_progress() -> None:
     assert spans(schedule) == [[(0, 10, 0), (15, 35, 0)], [(10, 15, 0)]]
 
 
+@pytest.mark.parametrize("machines", [{}, {0: 50.0, 1: 100.0}])
+def test_a_suspended_job_is_queued_with_the_time_that_is_left(machines: dict[int, float]) -> None:
+    """A quarter of job 1 is left: of its estimate, and of its time on each machine."""
+    seconds = machines.get(0, 100.0)
+    job = WaitingJob(1, 1, 100.0, machines=machines, on_fastest=40.0)
+    preemptible = PreemptibleJob(job, RunningJob(1, 1, seconds))
+    left = preemptible.suspended(0.75 * seconds)
+    assert (left.estimated, left.on_fastest) == (25.0, 10.0)
+    assert left.machines == {machine: time / 4 for machine, time in machines.items()}
+
+
 @pytest.mark.parametrize("policy", ["priority-p", "edf-p", "sjf-p", "lsf-p"])
 def test_equal_jobs_do_not_displace_each_other(policy: str) -> None:
     schedule = run(policy, *[entry(n, 0.0, 10.0, deadline=50.0) for n in range(1, 5)])
