@@ -116,7 +116,7 @@ def passes(record: AuditRecord, wanted: AuditFilter) -> bool:
 )
 @given(
     stored=st.lists(records, max_size=25),
-    wanted=filters,
+    audit_filter=filters,
     me=st.none() | st.sampled_from(USERS),
     size=st.integers(1, 4),
 )
