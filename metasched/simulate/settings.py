@@ -188,9 +188,6 @@ def _apply_assignment(settings: SimulationSettings, assignment: str) -> Simulati
             return replace(settings, generator_settings={**settings.generator_settings, key: value})
     except (ValueError, ParseError) as error:
         raise SettingError(f"{error}, --set {key}") from None
-    if owners := [name for name, names in PARAMETERS.items() if key in names]:
-        problem = f'policy {settings.policy} has no parameter "{key}"'
-        raise SettingError(f"{problem}, --set; policies that have it: {', '.join(owners)}")
     known_keys = (
         *policy_parameters,
         "pooled",

@@ -33,8 +33,6 @@ class Weights:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}; it must be 0 or more")
-        if self.least > self.most:
-            raise ValueError(f"least is {self.least}; it must be at most most, {self.most}")
         if not (math.isfinite(self.lead) and self.lead > 1):
             raise ValueError(f"lead is {self.lead}; it must be more than 1")
         if self.run not in ("best", "estimate", "fastest"):
