@@ -25,6 +25,7 @@ _RUN_TIMES = {  # nxt, by `run`
 }
 _LATE = {"zero": "0", "least": "`least`"}
 _LONGEST = {"queue": "the longest time of all jobs", "job": "the job's longest time"}
+_DISCARDED = {"return": "return where they fit", "wait": "wait for the next plan"}
 _LATE_MACHINES = {
     "none": "machines that miss the deadline have no share while another meets it",
     "printed": "machines that miss the deadline have a share, as printed",
@@ -91,7 +92,8 @@ def _convergent(weights: ConvergentWeights) -> str:
         f"A deadline has the urgency `least` while now + nxt <= deadline - lead x nxt. From there "
         f"it rises to `most` at the deadline; after it, it is `least`. nxt is the time on each "
         f"machine. (3.10) divides it; {_LATE_MACHINES[weights.late]}. Shortness is relative to "
-        f"{_LONGEST[weights.longest]}. {_constants(weights)}"
+        f"{_LONGEST[weights.longest]}. Jobs that the knapsack discards "
+        f"{_DISCARDED[weights.discarded]}. {_constants(weights)}"
     )
 
 

@@ -226,6 +226,7 @@ def _convergent_readings() -> list[SimulationCase]:
     printed: dict[str, dict[str, float | str]] = {
         f"{OPTIMAL}, late printed": {"late": "printed"},
         f"{OPTIMAL}, longest printed": {"longest": "job"},
+        f"{OPTIMAL}, discarded printed": {"discarded": "wait"},
         f"{OPTIMAL}, thesis": {"preset": "thesis"},
     }
     columns |= {

@@ -15,7 +15,7 @@ _FLEXIBLE: Mapping[str, Preset] = {
     "paper": {"run": "fastest", "late": "least"},  # of its two-level part
 }
 _CONVERGENT: Mapping[str, Preset] = {
-    "thesis": {"late": "printed", "longest": "job"},  # Pasquali 2008, §3.2.2
+    "thesis": {"late": "printed", "longest": "job", "discarded": "wait"},  # Pasquali 2008, §3.2.2
 }
 # Pasquali 2008, §5.2; Du 2010, Tables 2-11 to 2-13 and §4
 _INSERTION: Mapping[str, Preset] = {

@@ -118,7 +118,7 @@ PARAMETERS = {
     for policy, names in _PARAMETERS.items()
 }
 TEXT_PARAMETERS = (  # whose values are words
-    *("preset", "run", "late", "longest", "knapsack", "compare", "stop"),
+    *("preset", "run", "late", "longest", "discarded", "knapsack", "compare", "stop"),
 )
 
 

@@ -27,6 +27,7 @@ from metasched.policies.local.convergent.heuristics import (
 from metasched.policies.local.convergent.knapsack import (
     choose_exact,
     choose_greedy,
+    choose_greedy_printed,
     choose_jobs,
     cluster_by_licence,
 )
@@ -321,6 +322,15 @@ def test_discarding_a_job_changes_the_weights() -> None:
     assert chosen.tolist() == [True, False, False]
 
 
+def test_a_discarded_job_that_fits_in_the_end_returns_but_not_as_printed() -> None:
+    """The third job goes first (ratio 0.1), then the first (1); the second licence stays free."""
+    values = np.array([1.0, 5.0, 0.1])
+    amounts = np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    capacities = np.array([1.0, 1.0])
+    assert choose_greedy(values, amounts, capacities).tolist() == [False, True, True]
+    assert choose_greedy_printed(values, amounts, capacities).tolist() == [False, True, False]
+
+
 def test_jobs_with_common_licences_are_a_cluster() -> None:
     requests = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [1, 0, 0, 0]])
     first, second, third, fourth, fifth = cluster_by_licence(requests > 0)
@@ -362,6 +372,21 @@ def test_table_follows_the_queue() -> None:
 
 def on_machines(*free: int, **licences: int) -> FreeResources:
     return FreeResources(sum(free), licences, free, shared=False)
+
+
+def aged(number: int, age: float, **licences: int) -> WaitingJob:
+    """Return a job whose only preference is its age in seconds at 10."""
+    return WaitingJob(number, 1, 5.0, licences, {0: 5.0, 1: 5.0, 2: 5.0}, 10.0 - age)
+
+
+@pytest.mark.parametrize(("discarded", "started"), [("return", {2, 3}), ("wait", {2})])
+def test_a_discarded_job_may_wait_for_the_next_plan(discarded: str, started: set[int]) -> None:
+    age_alone = dict.fromkeys(("least", "licence", "input", "shortness", "overhead"), 0.0)
+    weights = ConvergentWeights(age_factor=1.0, discarded=discarded, **age_alone)  # type: ignore[arg-type]
+    policy = OptimalConvergent(weights, {"a": 1, "b": 1})
+    queue = [aged(1, 1.0, a=1, b=1), aged(2, 5.0, a=1), aged(3, 0.1, b=1)]
+    starts = policy.choose_starts(10.0, queue, [], on_machines(1, 1, 1, a=1, b=1))
+    assert {start.id for start in starts} == started
 
 
 def test_an_urgent_job_gets_the_machine_that_meets_its_deadline() -> None:
@@ -423,6 +448,7 @@ def test_estimates_that_are_wrong_by_a_hundred_only_change_the_order(factor: flo
         ({"least": 11.0}, "it must be at most"),
         ({"late": "never"}, 'it must be "none" or "printed"'),
         ({"knapsack": "quick"}, 'it must be "greedy" or "exact"'),
+        ({"discarded": "lost"}, 'discarded is "lost"; it must be "return" or "wait"'),
         ({"longest": "day"}, 'longest is "day"; it must be "queue" or "job"'),
         ({"preset": "paper"}, 'preset is "paper"; it must be "thesis"'),
         (

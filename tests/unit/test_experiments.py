@@ -62,6 +62,7 @@ def test_every_case_can_be_drawn_and_compared(name: str) -> None:
     [
         ("convergent-readings", "cs-ni-np", "cs-ni-np, late printed", ("late", "printed")),
         ("convergent-readings", "cs-ni-np", "cs-ni-np, longest printed", ("longest", "job")),
+        ("convergent-readings", "cs-ni-np", "cs-ni-np, discarded printed", ("discarded", "wait")),
         ("convergent-readings", "cs-ni-np", "cs-ni-np, thesis", ("preset", "thesis")),
         ("plan-readings", "eg-edf", "eg-edf, pairs", ("preset", "du2010")),
         ("grid-plans", "tabu", "tabu, plan", ("compare", "plan")),
@@ -369,12 +370,14 @@ def test_experiments_name_the_formulas_of_their_policies() -> None:
     assert "it is worth `least`. nxt is estimate x benchmark" in paper
     assert "no preset" in default
     assert ["lead 2" in line for line in described["load-shares"]] == [True]
-    default, late, longest, thesis = described["convergent-readings"][1:]
+    default, late, longest, discarded, thesis = described["convergent-readings"][1:]
     assert "have no share while another meets it" in default
     assert late.startswith("`cs-ni-np, late printed`: Convergent Scheduling, no preset. A deadline")
     assert "have a share" in late
     assert "relative to the longest time of all jobs" in late
     assert "relative to the job's longest time" in longest
+    assert "Jobs that the knapsack discards return where they fit." in longest
+    assert "Jobs that the knapsack discards wait for the next plan." in discarded
     assert thesis.startswith("`cs-ni-np, thesis`: Convergent Scheduling, preset `thesis`. A")
     assert "have a share" in thesis
     assert "relative to the job's longest time" in thesis

@@ -13,7 +13,7 @@ from tests.harness.local_policies import LOCAL_POLICIES
     ("policy", "preset", "parameters"),
     [
         ("fb-unmod", "paper", {"run": "fastest", "late": "least"}),
-        ("cs-ni-np", "thesis", {"late": "printed", "longest": "job"}),
+        ("cs-ni-np", "thesis", {"late": "printed", "longest": "job", "discarded": "wait"}),
         ("eg-edf", "thesis", {"compare": "plan"}),
         ("tabu", "du2010", {"compare": "pairs", "stop": "rounds"}),
         ("rcbo", "du2010", {"compare": "pairs"}),

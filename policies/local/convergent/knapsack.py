@@ -22,13 +22,12 @@ MAX_NODES = 10_000  # of branch and bound in a knapsack; a bound in nodes keeps 
 Knapsack = Callable[[FloatArray, FloatArray, FloatArray], Mask]
 
 
-def choose_greedy(values: FloatArray, amounts: FloatArray, capacities: FloatArray) -> Mask:
+def choose_greedy_printed(values: FloatArray, amounts: FloatArray, capacities: FloatArray) -> Mask:
     """Discard the job with the least value per weight until the others fit.
 
     The weight of a job is the sum of `amount / capacity` over exceeded capacities. It changes when
     a discarded job leaves a capacity no longer exceeded, so at most L orders are made, each
-    O(N L + N log N). Ours: at the end discarded jobs that fit return, the greatest ratio first.
-    Every job must fit alone.
+    O(N L + N log N). Every job must fit alone.
     """
     chosen = np.ones(len(values), dtype=bool)
     excess = total_amounts(amounts) - capacities
@@ -41,7 +40,16 @@ def choose_greedy(values: FloatArray, amounts: FloatArray, capacities: FloatArra
         order, released = _least_that_release(ratios, candidates, amounts, limits)
         chosen[order] = False
         excess -= released
-    remaining = -excess
+    return chosen
+
+
+def choose_greedy(values: FloatArray, amounts: FloatArray, capacities: FloatArray) -> Mask:
+    """Choose as `choose_greedy_printed`. Discarded jobs that fit return, by descending ratio.
+
+    The return is ours.
+    """
+    chosen = choose_greedy_printed(values, amounts, capacities)
+    remaining = capacities - total_amounts(amounts[chosen])
     returning = np.flatnonzero(~chosen & fit(amounts, remaining))
     weights = (amounts[returning] / np.maximum(capacities, 1.0)).sum(axis=1)
     for best in returning[_descending(values[returning] / np.maximum(weights, 1e-12))]:
@@ -89,8 +97,13 @@ def choose_exact(values: FloatArray, amounts: FloatArray, capacities: FloatArray
     return chosen if fits and values[chosen].sum() >= values[greedy].sum() else greedy
 
 
-KNAPSACKS: Mapping[str, Knapsack] = MappingProxyType(
-    {"greedy": choose_greedy, "exact": choose_exact}
+KNAPSACKS: Mapping[tuple[str, str], Knapsack] = MappingProxyType(
+    {  # by `knapsack` and `discarded` of the weights
+        ("greedy", "return"): choose_greedy,
+        ("greedy", "wait"): choose_greedy_printed,
+        ("exact", "return"): choose_exact,
+        ("exact", "wait"): choose_exact,
+    }
 )
 
 

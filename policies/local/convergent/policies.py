@@ -87,7 +87,7 @@ class ConvergentMatching:
         self.heuristics = tuple(
             default_heuristics(self.weights) if heuristics is None else heuristics
         )
-        self._solve = solve or KNAPSACKS[self.weights.knapsack]
+        self._solve = solve or KNAPSACKS[self.weights.knapsack, self.weights.discarded]
         self._lasting = tuple(each for each in self.heuristics if each.lasting)
         self._changing = tuple(each for each in self.heuristics if not each.lasting)
         self._table = self._new_table(1)
@@ -231,7 +231,7 @@ class ConvergentMatching:
         placed = view.current
         result: dict[int, int] = {}
         while len(rows):
-            started, columns = self._match(
+            started, columns, discarded = self._match(
                 preferences, len(machines), amounts, free_amounts, placed
             )
             if not len(started):
@@ -245,6 +245,8 @@ class ConvergentMatching:
                 break
             fits = fit(amounts, free_amounts) & (cpus <= free_cpus.max())
             fits[started] = False
+            if self.weights.discarded == "wait":
+                fits[discarded] = False
             matrix = preferences.take(np.flatnonzero(fits))[:, is_free]
             rows, amounts, cpus, machines = rows[fits], amounts[fits], cpus[fits], machines[is_free]
             preferences = _forbid_small(matrix, cpus, free_cpus[machines])
@@ -258,23 +260,24 @@ class ConvergentMatching:
         amounts: FloatArray,
         free_amounts: FloatArray,
         placed: IndexArray,
-    ) -> tuple[IndexArray, IndexArray]:
-        """Return rows and machines of pairs that fit together; a possible pair fits alone.
+    ) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """Return rows and machines of pairs that fit together, and the rows that are discarded.
 
-        `placed`: the machine of each row that is in force, or NONE.
+        A possible pair fits alone. `placed`: the machine of each row that is in force, or NONE.
         """
         rows = np.flatnonzero(preferences.means > -math.inf)
         if not len(rows):
-            return rows, rows
+            return rows, rows, rows
         values, requests = preferences.means[rows], amounts.take(rows, axis=0)
-        rows = rows[choose_jobs(values, requests, free_amounts, self._solve)]
+        is_chosen = choose_jobs(values, requests, free_amounts, self._solve)
+        rows, discarded = rows[is_chosen], rows[~is_chosen]
         machine_of = placed[rows]
         kept = np.flatnonzero(machine_of != NONE)
         previous = dict(zip(kept.tolist(), machine_of[kept].tolist(), strict=True))
         matrix = self._workspace.array("rows", (len(rows), machine_count))
         pairs = type(self).matcher(preferences.take(rows, matrix), previous)
         matched = np.fromiter(pairs, np.intp, len(pairs))
-        return rows[matched], np.fromiter(pairs.values(), np.intp, len(pairs))
+        return rows[matched], np.fromiter(pairs.values(), np.intp, len(pairs)), discarded
 
 
 def _forbid_small(matrix: FloatArray, cpus: FloatArray, free_cpus: FloatArray) -> Preferences:

@@ -32,6 +32,8 @@ class ConvergentWeights:
     """Share of a machine that misses a deadline which another meets; `printed`: as in (3.10)."""
     longest: Literal["queue", "job"] = "queue"
     """Run time that shortness is relative to: the longest of the queue, or (printed) of the job."""
+    discarded: Literal["return", "wait"] = "return"
+    """Jobs that the knapsack discards: they return where they fit, or (printed) wait for a plan."""
     knapsack: Literal["greedy", "exact"] = "greedy"  # choice of the jobs that hold scarce licences
 
     def __post_init__(self) -> None:
@@ -50,5 +52,7 @@ class ConvergentWeights:
             raise ValueError(f'late is "{self.late}"; it must be "none" or "printed"')
         if self.longest not in ("queue", "job"):
             raise ValueError(f'longest is "{self.longest}"; it must be "queue" or "job"')
+        if self.discarded not in ("return", "wait"):
+            raise ValueError(f'discarded is "{self.discarded}"; it must be "return" or "wait"')
         if self.knapsack not in ("greedy", "exact"):
             raise ValueError(f'knapsack is "{self.knapsack}"; it must be "greedy" or "exact"')
