@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +16,8 @@ class SelfOptimisation:
     """How a parameter of the classification follows a target; ValueError for a wrong value."""
 
     history: int = 100  # jobs whose classes are compared with the target
-    delta: float = 0.25  # Euclidean distance from the target; nothing changes below
+    delta: float = 0.25  # distance from the target by `norm`; nothing changes below
+    norm: Literal["l1", "l2"] = "l2"  # sum of the differences of shares, or Euclidean distance
     # relative numbers of jobs of priorities 1, 2, ...; (): each half of that below
     target: tuple[float, ...] = ()
 
@@ -26,8 +26,10 @@ class SelfOptimisation:
             raise ValueError(
                 f"history is {self.history}; it must be a number of jobs from 10 to {MAX_HISTORY}"
             )
-        if not 0 < self.delta <= math.sqrt(2):
-            raise ValueError(f"delta is {self.delta}; it must be above 0 and at most 1.414")
+        if self.norm not in ("l1", "l2"):
+            raise ValueError(f'norm is "{self.norm}"; it must be "l1" or "l2"')
+        if not 0 < self.delta <= 2:  # the greatest distance of two distributions, by l1
+            raise ValueError(f"delta is {self.delta}; it must be above 0 and at most 2")
         for share in self.target:
             if not 0 <= share <= 1e6:
                 raise ValueError(f"target has {share}; a share must be from 0 to 1e6")

@@ -141,8 +141,17 @@ POLICY_KEYS: Final[Mapping[str, PolicyKey]] = {
     f"self_optimising.{PARAMETER}.delta": PolicyKey(
         unit="distance",
         source="Pasquali 2008, §5.1",
-        effect="Euclidean distance from the target up to which nothing changes.",
-        range="above 0, at most 1.414",
+        effect="Distance from the target up to which nothing changes.",
+        range="above 0, at most 2",
+    ),
+    f"self_optimising.{PARAMETER}.norm": PolicyKey(
+        unit="",
+        source="Pasquali 2008, §5.1",
+        effect="How the distance is measured.",
+        choices={
+            "l1": "the sum of the differences of shares",
+            "l2": "the Euclidean distance",
+        },
     ),
     f"self_optimising.{PARAMETER}.target": PolicyKey(
         unit="shares",

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from metasched.model.job import Job
 from metasched.model.tuning import TuningChange, TuningState
@@ -98,16 +98,23 @@ class Evaluator:
     """Compares the observed distribution with the target.
 
     `target` has the shares of classes 1..n. The polytope is the set of all distributions whose
-    Euclidean distance from it is at most `delta`.
+    distance from it is at most `delta`, by a norm: `l1` and `l2` of Pasquali 2008, §5.1.
     """
 
-    def __init__(self, target: Sequence[float], delta: float) -> None:
-        self.target, self.delta = tuple(target), delta
+    def __init__(
+        self, target: Sequence[float], delta: float, norm: Literal["l1", "l2"] = "l2"
+    ) -> None:
+        self.target, self.delta, self.norm = tuple(target), delta, norm
 
     def distance(self, counts: Sequence[int]) -> float:
-        """Return the Euclidean distance of the shares from the target."""
+        """Return the distance of the shares from the target."""
         total = sum(counts)
-        return math.dist([count / total for count in counts], self.target)
+        shares = [count / total for count in counts]
+        if self.norm == "l1":
+            return math.fsum(
+                abs(share - target) for share, target in zip(shares, self.target, strict=True)
+            )
+        return math.dist(shares, self.target)
 
     def observed_distance(self, repository: DataRepository) -> float:
         """Return the distance of the classes that were given."""

@@ -177,7 +177,8 @@ def make_optimisers(
         classes = classifier.max_priority
         target = setting.shares(classes) or halving_target(classes)
         strategy = _make_strategy(classifier, parameter, target)
-        optimiser = SelfOptimiser(strategy, Evaluator(target, setting.delta), setting.history)
+        evaluator = Evaluator(target, setting.delta, setting.norm)
+        optimiser = SelfOptimiser(strategy, evaluator, setting.history)
         if (state := states.get(parameter)) is not None:
             optimiser.restore(state)
         optimisers.append(optimiser)

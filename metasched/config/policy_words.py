@@ -211,7 +211,7 @@ def _describe_optimising(parameter: str, setting: SelfOptimisation) -> str:
     target = ", ".join(f"{share:g}" for share in setting.target) or "each half of that below"
     return (
         f"{parameter} follows a target of priorities ({target}) by the last {setting.history} "
-        f"jobs, beyond a distance of {setting.delta:g}."
+        f"jobs, beyond a distance of {setting.delta:g}{' in L1' if setting.norm == 'l1' else ''}."
     )
 
 

@@ -351,6 +351,7 @@ class SelfOptimisationTable(_Table):
 
     history: int = SelfOptimisation.history
     delta: float = SelfOptimisation.delta
+    norm: Literal["l1", "l2"] = SelfOptimisation.norm
     target: tuple[float, ...] = ()
 
 

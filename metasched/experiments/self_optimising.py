@@ -100,9 +100,11 @@ class PrintedBase(DeadlineBase):
         return DEFAULT_SPAN * sum(DEFAULT_BASE**k for k in classes) / sum(base**k for k in classes)
 
 
+_L1 = "adh, L1"  # column with the other norm of the thesis
 _STRATEGIES: Mapping[str, Callable[[Deadline], DeadlineBase]] = {  # by column
     _FIXED: DeadlineBase,
     "adh": DeadlineBase,
+    _L1: DeadlineBase,
     "adh-printed": PrintedBase,
     "base-span": lambda deadline: DeadlineBaseSpan(deadline, TARGET),
 }
@@ -120,7 +122,8 @@ def classify_stream(stream: str, column: str, seed: int) -> Sequence[ClassifiedJ
     classifier = Classifier(CLASSES, [deadline := Deadline()])
     strategy, evaluator = _STRATEGIES[column](deadline), Evaluator(TARGET, SETTINGS.delta)
     if column != _FIXED:
-        classifier.optimisers = [SelfOptimiser(strategy, evaluator, SETTINGS.history)]
+        own = Evaluator(TARGET, SETTINGS.delta, "l1") if column == _L1 else evaluator
+        classifier.optimisers = [SelfOptimiser(strategy, own, SETTINGS.history)]
     classified: list[ClassifiedJob] = []
     for position, margin in enumerate(draw_margins(stream, seed)):
         job = Job(id=position + 1, submitted=0.0, estimated=1.0, deadline=margin + 1.0)

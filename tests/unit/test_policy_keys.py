@@ -164,7 +164,7 @@ def test_differences_have_both_values_and_the_effect() -> None:
     rows = {row.name: row for row in differences(values_of(before), values_of(after))}
     assert set(rows) == {
         *("send", "weights.user"),
-        *(f"self_optimising.base.{key}" for key in ("history", "delta", "target")),
+        *(f"self_optimising.base.{key}" for key in ("history", "delta", "norm", "target")),
     }
     assert (rows["weights.user"].before, rows["weights.user"].after) == (1.0, 2.0)
     assert rows["self_optimising.base.history"].before is None

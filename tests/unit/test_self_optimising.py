@@ -119,6 +119,22 @@ def test_halving_target() -> None:
     assert halving_target(5) == (16 / 31, 8 / 31, 4 / 31, 2 / 31, 1 / 31)
 
 
+def test_norms_of_a_distance() -> None:
+    """Shares 1/2, 1/2, 0 beside 4/7, 2/7, 1/7: the differences are 1/14, 3/14 and 2/14."""
+    target = halving_target(3)
+    assert Evaluator(target, 0.25, "l1").distance([1, 1, 0]) == pytest.approx(6 / 14)
+    assert Evaluator(target, 0.25, "l2").distance([1, 1, 0]) == pytest.approx(math.sqrt(14) / 14)
+
+
+def test_l1_calls_for_a_change_where_l2_does_not() -> None:
+    """The margins of Table 10 give the target, but a hundred jobs are often 0.2 from it by L1."""
+    changes = [
+        classes_of(self_optimising("base", delta=0.2, norm=norm), TABLE_10, seed=1)[1]
+        for norm in ("l1", "l2")
+    ]
+    assert changes[0] > 0 == changes[1]
+
+
 def test_short_history_is_no_evidence() -> None:
     classifier = self_optimising("base", history=50)
     for number in range(49):
@@ -226,7 +242,8 @@ def test_suggestion_is_applied_by_the_reconfigurator() -> None:
         ({"history": 1001}, "history is 1001"),
         ({"delta": 0.0}, "delta is 0"),
         ({"delta": math.nan}, "delta is nan"),
-        ({"delta": 2.0}, "delta is 2"),
+        ({"delta": 2.5}, "delta is 2.5; it must be above 0 and at most 2"),
+        ({"norm": "l3"}, 'norm is "l3"; it must be "l1" or "l2"'),
         ({"target": (1.0, -1.0)}, "target has -1"),
         ({"target": (1.0, math.nan)}, "target has nan"),
         ({"target": (1.0, math.inf)}, "target has inf"),
