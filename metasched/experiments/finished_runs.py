@@ -6,7 +6,6 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from io import BufferedRandom
 from pathlib import Path
 
@@ -14,13 +13,14 @@ import msgspec
 
 from metasched.errors import UserError
 from metasched.experiments.harness import Experiment
+from metasched.experiments.tables import measured_code
 
 
 class _Header(msgspec.Struct, frozen=True):
     """The first line."""
 
     experiment: str
-    release: str
+    code: str  # that ran: a revision or a release
 
 
 class _FinishedRun(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class FinishedRuns:
         self.figures: dict[tuple[int, int], dict[str, float]] = {}
         self._file, self._cases = file, experiment.cases()
         self._names = experiment.figures.keys()
-        self._header = _Header(experiment.name, version("metasched"))
+        self._header = _Header(experiment.name, measured_code())
 
     def add(self, index: int, seed: int, figures: dict[str, float]) -> None:
         """Store a run."""
@@ -74,8 +74,8 @@ class FinishedRuns:
     def _check_header(self, header: _Header) -> None:
         if header.experiment != self._header.experiment:
             raise ValueError(f'runs of the experiment "{header.experiment}"')
-        if header.release != self._header.release:
-            raise ValueError(f"runs of release {header.release}")
+        if header.code != self._header.code:
+            raise ValueError(f"runs of {header.code}, not of {self._header.code},")
 
     def _append(self, line: msgspec.Struct) -> None:
         self._file.write(_encode(line))
@@ -91,8 +91,8 @@ def _encode(line: msgspec.Struct) -> bytes:
 def open_finished_runs(path: Path, experiment: Experiment) -> Iterator[FinishedRuns]:
     """Read the finished runs of an experiment; a new file has none.
 
-    UserError if the file cannot be used, has runs of another experiment or release, or if another
-    process has it open.
+    UserError if the file cannot be used, has runs of another experiment or of other code, or if
+    another process has it open.
     """
     try:
         file = path.open("a+b")

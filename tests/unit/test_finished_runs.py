@@ -57,8 +57,8 @@ def test_any_number_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("my notes", "no runs in"),
         ("my notes\n", "Expecting value"),
         ('{"experiment": 3}\n', "Expected `str`"),
-        ('{"experiment": "plans", "release": "1"}\n', 'runs of the experiment "plans"'),
-        ('{"experiment": "local-periods", "release": "0.0.1"}\n', "runs of release 0.0.1"),
+        ('{"experiment": "plans", "code": "release 1"}\n', 'runs of the experiment "plans"'),
+        ('{"experiment": "local-periods", "code": "release 0.0.1"}\n', "runs of release 0.0.1"),
     ],
 )
 def test_other_files_are_refused_and_stay(tmp_path: Path, content: str, message: str) -> None:
