@@ -71,17 +71,20 @@ def read_options(
             raise UnexpectedValue(name, text)
         return [(option, text if equals else None)]
     options: list[tuple[OptionT, str | None]] = []
-    letters = argument[1:]
-    while letters:
-        name, letters = f"-{letters[0]}", letters[1:]
+    for position, letter in enumerate(argument[1:], 2):
+        name = f"-{letter}"
         option = find(name)
         if option is None:
             raise UnknownOption(name)
-        if option.value == FLAG or (option.value == OPTIONAL and not letters):
+        if option.value == FLAG:
             options.append((option, None))
             continue
-        if not letters and not rest:
+        value = argument[position:]
+        if value or option.value == OPTIONAL:
+            options.append((option, value or None))
+        elif rest:
+            options.append((option, rest.pop()))
+        else:
             raise MissingValue(name)
-        options.append((option, letters or rest.pop()))
         break
     return options

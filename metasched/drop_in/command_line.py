@@ -8,7 +8,6 @@ from metasched.client.option_words import (
     VALUE,
     MissingValue,
     OptionError,
-    UnknownOption,
     is_option,
     read_options,
 )
@@ -38,20 +37,24 @@ class CommandLineError(ValueError):
 
 
 class OptionTable:
-    """The options of a command."""
+    """The options of a command. Those with the same short name are synonyms of the first."""
 
     def __init__(self, options: Iterable[Option]) -> None:
         self._by_name = {option.name: option for option in options}
-        self._by_short = {option.short: option for option in self._by_name.values() if option.short}
+        self._by_short: dict[str, Option] = {}
+        for option in self._by_name.values():
+            if option.short:
+                self._by_short.setdefault(option.short, option)
 
     def read(
         self, arguments: Sequence[str], *, permutes: bool
     ) -> tuple[list[tuple[str, str | None]], list[str]]:
         """Return the options by their names, None without a value, and the other words.
 
-        A long name may be shortened. If the command line `permutes`, options may follow other
-        words, else the first such word ends them. O(n) in words. CommandLineError for an unknown
-        option, an ambiguous name, a missing value, and a value of an option that has none.
+        A synonym is named by the option that it stands for. A long name may be shortened. If the
+        command line `permutes`, options may follow other words, else the first such word ends them.
+        O(n) in words. CommandLineError for an unknown option, an ambiguous name, a missing value,
+        and a value of an option that has none.
         """
         parsed: list[tuple[str, str | None]] = []
         words: list[str] = []
@@ -66,7 +69,7 @@ class OptionTable:
                     options = read_options(word, rest, self._find)
                 except OptionError as error:
                     raise CommandLineError(self._describe(error, word)) from None
-                parsed += [(option.name, value) for option, value in options]
+                parsed += [(self._main_name(option), value) for option, value in options]
                 continue
             words.append(word)
             if not permutes:
@@ -82,9 +85,13 @@ class OptionTable:
         if name in self._by_name:
             return self._by_name[name]
         candidates = [option for option in self._by_name if option.startswith(name)]
-        if len(candidates) > 1:
+        if len({self._main_name(self._by_name[candidate]) for candidate in candidates}) > 1:
             raise _AmbiguousName(f"--{name}", candidates)
         return self._by_name[candidates[0]] if candidates else None
+
+    def _main_name(self, option: Option) -> str:
+        """Return the name of an option that its synonyms stand for."""
+        return self._by_short.get(option.short, option).name
 
     def _describe(self, error: OptionError, word: str) -> str:
         """Return the sentence of getopt_long(3) for a word that cannot be read."""
@@ -97,7 +104,7 @@ class OptionTable:
                 return f"option requires an argument -- '{letter}'"
             return f"invalid option -- '{letter}'"
         option = self._find(error.name)
-        if option is None or isinstance(error, UnknownOption):
+        if option is None:
             return f"unrecognized option '{word}'"
         if isinstance(error, MissingValue):
             return f"option '--{option.name}' requires an argument"

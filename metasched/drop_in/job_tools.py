@@ -36,7 +36,7 @@ _PLACE_OPTIONS = ("jobid", "clusters")  # of srun
 WAITING = "Job is pending execution"
 ENDED = "Job/step already completing or completed"
 _AT_MANAGER = ("dispatching", "pending", "running", "suspended", "unknown")
-CLUSTERS = {"cluster=": "", "clusters=": "M"}  # options of metasched's: by either name
+CLUSTERS = {"clusters=": "M", "cluster=": "M"}  # options of metasched's: by either name
 
 
 def run_tool(
@@ -52,8 +52,8 @@ def run_tool(
     options besides ids and clusters. Without it the command prints the managers' ids.
     """
     parsed, words = parse_options(name, options, arguments)
-    rest = [(key, value) for key, value in parsed if key not in ("clusters", "cluster", "jobs")]
-    names = next((value for key, value in parsed if key in ("clusters", "cluster")), None)
+    rest = [(key, value) for key, value in parsed if key not in ("clusters", "jobs")]
+    names = next((value for key, value in parsed if key == "clusters"), None)
     ids = [word for key, value in parsed if key == "jobs" for word in words_of(value)]
     by_option = "jobs=" in options
     if not by_option:

@@ -138,7 +138,7 @@ def _with_absolute_limit(
     names_job = False
     for word in words:
         key, separator, value = word.partition("=")
-        name = key.rstrip("+-").lower()
+        name = (key[:-1] if key[-1:] in ("+", "-") else key).lower()
         names_job = names_job or name in ("job", "jobid")
         is_limit = len(name) >= 5 and "timelimit".startswith(name)
         signs = (key[-1:] in "+-") + (value[:1] in ("+", "-"))

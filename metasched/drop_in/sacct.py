@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "account=": "A",
-    "accounts=": "",
+    "accounts=": "A",
     "allclusters": "L",
     "allocations": "X",
     "allusers": "a",
@@ -53,7 +53,7 @@ OPTIONS = {
     "brief": "b",
     "constraints=": "C",
     "cluster=": "M",
-    "clusters=": "",
+    "clusters=": "M",
     "delimiter=": "",
     "duplicates": "D",
     "endtime=": "E",
@@ -79,7 +79,7 @@ OPTIONS = {
     "units=": "",
     "usage": "",
     "user=": "u",
-    "uid=": "",
+    "uid=": "u",
     "verbose": "v",
     "version": "V",
     "wckeys=": "W",
@@ -274,7 +274,6 @@ def main(arguments: Sequence[str]) -> int:
     parsed, words = parse_options("sacct", OPTIONS, arguments)
     options: dict[str, str] = {"format": os.environ.get("SACCT_FORMAT", "")}
     for name, value in parsed:
-        name = _synonym(name)
         repeated = name in ("jobs", "format", "name", "state") and options.get(name)
         options[name] = f"{options[name]},{value}" if repeated else value
     if dict(parsed).get("format"):
@@ -332,10 +331,6 @@ def main(arguments: Sequence[str]) -> int:
         native = [(name, [*cells, name]) for name, cells in native]
     _print_lines(columns, [cells for _, cells in lines + native], options)
     return code
-
-
-def _synonym(name: str) -> str:
-    return {"accounts": "account", "clusters": "cluster", "uid": "user"}.get(name, name)
 
 
 def _parse_column(word: str) -> tuple[Field, int]:

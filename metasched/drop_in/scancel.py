@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 OPTIONS = {
     "account=": "A",
     "batch": "b",
-    "cluster=": "",
     "clusters=": "M",
+    "cluster=": "M",
     "ctld": "",
     "full": "f",
     "help": "",
     "hurry": "H",
     "jobname=": "n",
     "me": "",
-    "name=": "",
+    "name=": "n",
     "nodelist=": "w",
     "partition=": "p",
     "qos=": "q",
@@ -65,7 +65,6 @@ OPTIONS = {
     "version": "V",
     "wckey=": "",
 }
-_SYNONYMS = {"cluster": "clusters", "me": "user", "name": "jobname"}  # the last of both counts
 _FILTERS = {"account", "jobname", "nodelist", "partition", "qos", "reservation"}
 _FILTERS |= {"state", "user", "wckey"}
 _OF_TASKS = {"nodelist", "state"}  # filters that tell tasks of a job from others
@@ -97,7 +96,9 @@ def main(arguments: Sequence[str]) -> int:
     parsed, ids = parse_options("scancel", OPTIONS, arguments)
     options = {name: os.environ[key] for key, name in _VARIABLES.items() if key in os.environ}
     for name, value in parsed:
-        options[_SYNONYMS.get(name, name)] = str(os.getuid()) if name == "me" else value
+        if name == "me":  # the last of it and --user counts
+            name, value = "user", str(os.getuid())
+        options[name] = value
     if "help" in options or "usage" in options:
         print(USAGE)
         return 0
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
                 raise
             code = fail(f"scancel: error: {error}")
     if native_ids:
-        rest = [(name, value) for name, value in parsed if name not in ("clusters", "cluster")]
+        rest = [(name, value) for name, value in parsed if name != "clusters"]
         arguments = real_arguments(OPTIONS, rest, native_ids)
         code = max(code, run_native("scancel", arguments, chosen, is_last=code == 0))
     return code

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "all": "a",
-    "cluster=": "",
     "clusters=": "M",
+    "cluster=": "M",
     "details": "d",
     "help": "h",
     "oneliner": "o",
@@ -145,8 +145,8 @@ class _Real:
     """The real command on the clusters that the options name; the daemon is asked when needed."""
 
     def __init__(self, parsed: Sequence[tuple[str, str]], options: Mapping[str, str]) -> None:
-        self._parsed = [(name, value) for name, value in parsed if not name.startswith("cluster")]
-        self._names = options.get("clusters") or options.get("cluster")
+        self._parsed = [(name, value) for name, value in parsed if name != "clusters"]
+        self._names = options.get("clusters")
         self._names = self._names or os.environ.get("SLURM_CLUSTERS")
         self._clusters: NativeClusters | None = None
 

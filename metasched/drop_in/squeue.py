@@ -49,7 +49,7 @@ OPTIONS = {
     "all": "a",
     "accounts=": "A",
     "clusters=": "M",
-    "cluster=": "",
+    "cluster=": "M",
     "format=": "o",
     "Format=": "O",
     "federation": "",
@@ -75,13 +75,12 @@ OPTIONS = {
     "start": "",
     "states=": "t",
     "user=": "u",
-    "users=": "",
+    "users=": "u",
     "usage": "",
     "verbose": "v",
     "version": "V",
 }
-_SYNONYMS = {"accounts": "account", "cluster": "clusters", "partitions": "partition"}
-_SYNONYMS |= {"users": "user"}
+_FILTERS = {"accounts": "account", "partitions": "partition"}  # as rows of metasched name them
 # input variables of the real command
 _VARIABLES = {
     "SLURM_CLUSTERS": "clusters",
@@ -124,9 +123,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if words:
         raise CommandError(f"squeue: error: Unrecognized option: {words[0]}")
-    for synonym, name in _SYNONYMS.items():
-        if synonym in options:
-            options[name] = options.pop(synonym)
+    for option, name in _FILTERS.items():
+        if option in options:
+            options[name] = options.pop(option)
     if "iterate" not in options:
         return _list(parsed, options)
     if not options["iterate"].isdecimal() or int(options["iterate"]) == 0:

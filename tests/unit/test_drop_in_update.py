@@ -118,6 +118,7 @@ def test_priority_zero_is_a_hold() -> None:
         (["JobName=a", "Nice=5"], "Update of this parameter is not supported: Nice=5\nRequest"),
         (["Priority=7"], "not supported: Priority=7"),
         (["JobName+=a"], r"not supported: JobName\+=a"),
+        (["TimeLimit+-=5"], r"not supported: TimeLimit\+-=5"),
         (["NumNodes=2"], "not supported: NumNodes=2"),
         (["time=5"], "not supported: time=5"),  # Slurm has TimeMin, too
         (["TimeLimit=x"], "scontrol: error: Invalid TimeLimit value"),

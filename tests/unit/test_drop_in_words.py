@@ -348,6 +348,20 @@ def test_wrong_options_are_answered_as_by_getopt_long(word: str, problem: str) -
         assert str(refused.value) == f"{name}: {problem}{hint}"
 
 
+def test_a_shortened_name_of_synonyms_is_not_ambiguous() -> None:
+    """As for getopt_long(3), which compares the letters of the options."""
+    assert squeue._parse(["--clus=a", "--user=x", "--users=y"])[0] == [
+        ("clusters", "a"),
+        ("user", "x"),
+        ("user", "y"),
+    ]
+    parsed = command.parse_options("sacct", sacct.OPTIONS, ["--acc=a", "--clusters=b", "-M", "c"])
+    assert parsed[0] == [("account", "a"), ("cluster", "b"), ("cluster", "c")]
+    for options in (scancel.OPTIONS, scontrol.OPTIONS, job_tools.CLUSTERS):
+        parsed = command.parse_options("x", options, ["--clus=a", "--cluster=b"])
+        assert parsed[0] == [("clusters", "a"), ("clusters", "b")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "jobs", "rest"),
     [
@@ -375,6 +389,7 @@ def test_a_long_command_line_is_read_in_linear_time() -> None:
     begin = time.process_time()
     assert command.parse_options("scancel", scancel.OPTIONS, ids) == ([], ids)
     assert len(command.parse_options("scancel", scancel.OPTIONS, names)[0]) == len(ids)
+    assert len(command.parse_options("scancel", scancel.OPTIONS, [f"-{'v' * 10**6}"])[0]) == 10**6
     assert srun_options.split_options([*names, "--", "true"])[1] == ["--", "true"]
     assert time.process_time() - begin < 15
 
