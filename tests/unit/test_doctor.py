@@ -13,7 +13,7 @@ from metasched.adapters.inspection import InspectionReport
 from metasched.config.reading import load_settings
 from metasched.config.settings import LicenceServerSettings, WebhookSettings
 from metasched.daemon.doctor import cluster_checks
-from metasched.daemon.doctor.checks import run_checks
+from metasched.daemon.doctor.checks import prevents_start, run_checks
 from metasched.daemon.doctor.cluster_checks import check_licence_server, check_manager
 from metasched.daemon.doctor.daemon_checks import (
     check_evidence,
@@ -23,7 +23,7 @@ from metasched.daemon.doctor.daemon_checks import (
     check_use,
     check_webhook,
 )
-from metasched.daemon.doctor.findings import passed
+from metasched.daemon.doctor.findings import found, passed
 from metasched.daemon.doctor.launcher_checks import check_webhooks
 from metasched.licence_servers.base import UsageReport
 from metasched.licence_servers.process import ServerQuery
@@ -247,3 +247,9 @@ def test_the_secret_of_a_webhook_is_checked(tmp_path: Path, mode: int) -> None:
     [finding] = check_webhooks(settings)
     assert finding.ok is (mode == 0o600)
     assert finding.check == "secret of webhook ops"
+
+
+@pytest.mark.parametrize("kind", ["check-timeout", "check-failed"])
+def test_a_check_without_a_result_prevents_a_start_that_needs_its_subject(kind: str) -> None:
+    assert prevents_start(found(kind, "database", "no result"))
+    assert not prevents_start(found(kind, "manager of alpha", "no result"))

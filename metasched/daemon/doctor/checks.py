@@ -77,7 +77,7 @@ def prevents_start(finding: Finding) -> bool:
     """
     if finding.kind is None or finding.kind.id == "restored-backup":
         return False
-    if finding.kind.id == "check-timeout":
+    if finding.kind.id in ("check-timeout", "check-failed"):
         return finding.check in _NEEDED
     return not finding.ok and finding.kind.component in ("configuration", "folders", "database")
 
