@@ -171,10 +171,9 @@ class PolicyHost:
         self._pass_seconds, self._load_seconds = pass_seconds, load_seconds
         self._process: _Process | None = None
         self._starting: _Process | None = None  # has not answered yet
-        self._awaits_start = True
         self._first_suspension = first_suspension  # seconds
         self._delay = first_suspension  # seconds, of the next suspension
-        self._suspended_until = 0.0  # monotonic seconds
+        self._suspended_until = 0.0  # monotonic seconds; 0: no process has failed
         self._reason = ""  # of the suspension
         self._planned_starts: dict[int, float] = {}  # of the last answer
         self._traits = PolicyTraits()  # of FCFS, which decides until it has been loaded
@@ -196,6 +195,11 @@ class PolicyHost:
         return None if self._process is None else self._process.pid
 
     @property
+    def is_first_start(self) -> bool:
+        """Whether its first process is starting: tasks wait for that, so that it decides all."""
+        return self._process is None and not self._suspended_until
+
+    @property
     def due(self) -> float | None:
         """Monotonic seconds, perhaps past, at which to call `prepare`; None: only after events."""
         if self._process is not None:
@@ -205,8 +209,8 @@ class PolicyHost:
     def prepare(self) -> int | None:
         """Start its process, unless there is one or it is suspended; take its first message.
 
-        The first start is awaited, at most `load_seconds`. Of another the descriptor is returned:
-        call `prepare` again once it is readable.
+        Of a process that was started the descriptor is returned: call `prepare` again once it is
+        readable.
         """
         if self._process is not None:
             return None
@@ -215,9 +219,8 @@ class PolicyHost:
                 if self._suspended_until > time.monotonic():
                     return None
                 self._starting = _Process(self._name, self._load_seconds)
-                if not self._awaits_start:
-                    return self._starting.fileno()
-            elif self._starting.is_starting():
+                return self._starting.fileno()
+            if self._starting.is_starting():
                 return None
             self._note_traits(self._starting.receive_traits())
         except Exception as error:  # whatever it is: the thread of the cluster goes on
@@ -235,14 +238,13 @@ class PolicyHost:
     ) -> list[JobStart]:
         """Return what the policy chooses; nobody has checked it. Raises PolicyExcluded.
 
-        So it does without a process: call `prepare` before.
+        So it does without a process: call `prepare` before, and wait for the first start.
         """
         self._planned_starts = {}
         if (left := self._suspended_until - time.monotonic()) > 0:
             raise PolicyExcluded(f"{self._reason}; it is asked again in {left:.0f} s")
         if self._process is None:
-            cause = f" again, after: {self._reason}" if self._reason else ""
-            raise PolicyExcluded(f"its process starts{cause}")
+            raise PolicyExcluded(f"its process starts again, after: {self._reason}")
         if free.windows and not self.keeps_windows:
             raise PolicyExcluded("it keeps no reserved windows, and there are some")
         try:
@@ -272,6 +274,6 @@ class PolicyHost:
 
     def _suspend(self, reason: str) -> None:
         self.close()
-        self._reason, self._awaits_start = reason, False
+        self._reason = reason
         self._suspended_until = time.monotonic() + self._delay
         self._delay = min(self._delay * 2, MAX_SUSPENSION)

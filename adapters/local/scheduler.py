@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -169,7 +170,7 @@ class LocalScheduler:
     def _run(self) -> None:
         while True:
             ready = self._wakeups.wait(self._patience())
-            self._prepare_policy()  # the first time it may take long, so calls do not wait for it
+            self._prepare_policy()  # a process is created, so calls do not wait for it
             with self._lock:
                 if self._stopped:
                     return
@@ -194,7 +195,8 @@ class LocalScheduler:
         if self._policy_host is None or self._stopped:
             return
         if (descriptor := self._policy_host.prepare()) is not None:
-            self._wakeups.watch_once(descriptor)
+            with suppress(OSError):  # of a full table: the thread wakes at the deadline
+                self._wakeups.watch_once(descriptor)
 
     def _patience(self) -> float | None:
         """Return for how many seconds the thread may sleep without an event; None: for ever."""
@@ -231,6 +233,8 @@ class LocalScheduler:
             return
         if self.windows:
             self._start_in_windows(self._decided)
+        if self._policy_host is not None and self._policy_host.is_first_start:
+            return
         now = self._decided
         try:
             policy = self._policy

@@ -835,6 +835,26 @@ def test_calls_do_not_wait_for_the_import_of_a_policy(
     assert site.wait_end(order).state is State.COMPLETED
 
 
+def test_no_task_but_a_start_waits_for_the_import_of_a_policy(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = {registry.POLICY_GROUP: {"hanging": "Hanging"}}
+    install(tmp_path, "hanging_import", "import time\ntime.sleep(600)\n", groups)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    running = site.submit(f"until [ -e {tmp_path}/end ]; do sleep 0.1; done", cpus=1)
+    site.wait(lambda: site.row(running).state is State.RUNNING)
+    monkeypatch.setattr(scheduler, "PolicyHost", partial(PolicyHost, load_seconds=600.0))
+    site.reopen(policy="hanging")
+    waiting = site.submit("true", cpus=1)
+    (tmp_path / "end").touch()
+    assert site.wait_end(running).state is State.COMPLETED
+    assert site.row(waiting).state is State.PENDING
+    monkeypatch.undo()
+    site.reopen()
+    assert site.wait_end(waiting).state is State.COMPLETED
+
+
 REVERSING = """\
 from metasched.policies.local.orders import FirstFit
 

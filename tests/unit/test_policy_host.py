@@ -244,12 +244,14 @@ def test_a_policy_that_cannot_be_created_leaves_the_traits_of_fcfs() -> None:
 
 
 def test_after_a_failure_no_pass_waits_for_an_import() -> None:
-    """The first start is awaited, so that the policy decides from the beginning."""
+    """Tasks wait for the first start alone, so that the policy decides from the beginning."""
     with closing(PolicyHost("hanging", 60.0, load_seconds=0.5, first_suspension=0.0)) as host:
         assert host.in_order  # of FCFS, since nothing is known yet
-        assert host.prepare() is None
+        assert host.prepare() is not None
+        assert host.is_first_start
         with pytest.raises(PolicyExcluded, match="its process starts again, after: no answer"):
-            host.choose_starts(0.0, [job()], [], FREE)
+            ask(host, [job()], [], FREE)
+        assert not host.is_first_start
         host._load_seconds = 600.0
         descriptor = host.prepare()
         assert descriptor is not None
