@@ -18,6 +18,7 @@ from metasched.policies.local.registry import (
     DEFAULT_POLICY,
     PARAMETERS,
     TEXT_PARAMETERS,
+    has_parameter,
     make_excludable,
 )
 from metasched.policies.plug_in_ratings import PlugInError, PlugInKind, load_all, plug_ins_of
@@ -93,7 +94,7 @@ class SimulationSettings:
             parameters = {
                 key: value
                 for key, value in self.parameters.items()
-                if not cluster.policy or key in PARAMETERS.get(name, ())
+                if not cluster.policy or has_parameter(name, key, value)
             }
             try:
                 return make_excludable(name, parameters, cluster.licences)

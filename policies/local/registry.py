@@ -172,6 +172,11 @@ def check_suspends_none(name: str) -> None:
         )
 
 
+def has_parameter(name: str, key: str, value: float | str) -> bool:
+    """Return whether the policy of that name has a parameter; a preset must be one of its own."""
+    return value in PRESETS.get(name, ()) if key == "preset" else key in PARAMETERS.get(name, ())
+
+
 def keeps_order(name: str) -> bool:
     """Return whether no job overtakes another under the policy of that name."""
     return getattr(_find_factory(name), "in_order", False)
