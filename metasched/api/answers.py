@@ -28,6 +28,8 @@ _PUBLIC_OPTION = re.compile(
     r"|extra-node-info|sockets-per-node|cores-per-socket|threads-per-core)"
     r"=[0-9:*-]{1,32}[KMGTkmgt]?)"
 )
+# parts of native options in which a space ends no word; listings read too many for `shlex`
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
 
 
 def job_details(
@@ -89,8 +91,8 @@ def job_details(
 def public_options(native: Mapping[str, str]) -> dict[str, str]:
     """Return the native options, by cluster, that every account may see; O(n) in their length."""
     public = {
-        cluster: " ".join(filter(_PUBLIC_OPTION.fullmatch, text.split()))
-        for cluster, text in native.items()
+        cluster: " ".join(filter(_PUBLIC_OPTION.fullmatch, re.split(r"[ \t\r\n]+", words)))
+        for cluster, words in ((name, _QUOTED.sub("''", text)) for name, text in native.items())
     }
     return {cluster: text for cluster, text in public.items() if text}
 
