@@ -506,6 +506,27 @@ def test_a_rejected_reservation_breaks_by_no_other_that_lacks_nodes() -> None:
     assert (desk[2].nodes, out.reservation_actions) == (("n2",), [Bind("alpha", 2)])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rejected_reservation_that_is_bound_before_the_survey_stays(fails: bool) -> None:
+    """Request 3 lets 2 move to n1, and has 1 bound there again after its rejection."""
+    desk = Desk(UP)
+    desk.ask(1, 100, 110)
+    desk.ask(2, 120, 130)
+    desk.step(ReservationBound(T, 2, ("n2",)))
+    desk.step(ReservationRejected(T, 2, "it stays where it is"))
+    desk.step(ReservationRejected(T, 1, "no"))
+    assert Bind("alpha", 1) in desk.ask(3, 105, 125).reservation_actions
+    desk.bind(1, 2, 3)
+    nodes = {id: desk[id].nodes for id in (1, 2, 3)}
+    assert nodes == {1: ("n1",), 2: ("n1",), 3: ("n2",)}
+    n1, n2 = NodeUsage(("n1",), 4, not fails), NodeUsage(("n2",), 4, True)
+    out = desk.report(T + 1, n1, n2, held=desk.held())
+    assert out.reservation_actions == []
+    assert {id: desk[id].nodes for id in (1, 2, 3)} == nodes
+    assert {desk.state(id) for id in (1, 2, 3)} == {ReservationState.BOUND}
+    assert desk[1].cause.endswith("no other node is free") == fails
+
+
 def test_that_no_node_is_left_is_found_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
     for id in range(1, 31):

@@ -68,6 +68,10 @@ class NodeBinding:
         """Let the next survey of its cluster assign other nodes to a rejected reservation."""
         self._to_reassign.add(reservation.id)
 
+    def keep_nodes(self, reservation: Reservation) -> None:
+        """Let the next survey assign no other nodes to a reservation: its manager has bound it."""
+        self._to_reassign.discard(reservation.id)
+
     def remove(self, reservation: Reservation) -> None:
         """Assign no other nodes to a reservation that is over."""
         self._to_reassign.discard(reservation.id)
@@ -96,20 +100,24 @@ class NodeBinding:
 
     def reassign_nodes(self, cluster: str, now: float) -> Iterator[Consequence]:
         """Replace failed nodes, and assign new nodes to rejected reservations."""
-        reservations = self._availability.open_on(cluster)
-        rejected = [r for r in reservations if r.id in self._to_reassign]
-        failed = [
-            r for r in reservations if r.state in BOUND_STATES and self._availability.down_nodes(r)
-        ]
-        if not (rejected or failed):
-            return
+        rejected = [r for r in self._availability.open_on(cluster) if r.id in self._to_reassign]
         self._to_reassign.difference_update(reservation.id for reservation in rejected)
         if not self._availability.reserves_nodes(cluster):  # the manager chooses
-            for reservation in (*rejected, *failed):
+            for reservation in (*rejected, *self._failed_on(cluster)):
                 yield Bind(cluster, reservation.id)
             return
-        yield from self._replace_rejected_nodes(cluster, rejected, now)
-        yield from self._replace_failed_nodes(cluster, failed, now)
+        if rejected:
+            yield from self._replace_rejected_nodes(cluster, rejected, now)
+        if failed := self._failed_on(cluster):  # a rejected reservation may have moved it
+            yield from self._replace_failed_nodes(cluster, failed, now)
+
+    def _failed_on(self, cluster: str) -> list[Reservation]:
+        """Return the reservations of which nodes that the manager keeps are not up."""
+        return [
+            reservation
+            for reservation in self._availability.open_on(cluster)
+            if reservation.state in BOUND_STATES and self._availability.down_nodes(reservation)
+        ]
 
     def _replace_rejected_nodes(
         self, cluster: str, rejected: list[Reservation], now: float

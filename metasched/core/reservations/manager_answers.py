@@ -55,6 +55,7 @@ class ManagerAnswers:
             known_to_manager=True,
             rejections=0,
         )
+        self._binding.keep_nodes(reservation)
         if reservation.state in (ReservationState.REQUESTED, ReservationState.CONFIRMED):
             resources = ", ".join(event.nodes) or f"{reservation.cpus} processors"
             cause = f"its manager keeps {resources}"
