@@ -365,6 +365,21 @@ def test_a_reservation_is_bound_again_after_another_that_still_has_its_node() ->
     assert out.reservation_actions == [Bind("alpha", 1), Bind("alpha", 2)]
 
 
+def test_those_that_wait_for_a_waiting_reservation_are_bound_after_it() -> None:
+    """Reservation 1 leaves n1, for which 2 waits, which is to leave n3, for which 3 waits."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3", "n4", "n5"), 4, True))
+    desk.ask(1, 10, 20, size=2)
+    desk.ask(2, 10, 20)
+    desk.bind(1, 2)
+    for now, failed in ((T + 1, "n1"), (T + 3, "n3")):
+        desk.report(now, *some_down(failed, of=5), held=desk.held())
+        desk.report(now + 1, *some_down(of=5), held=desk.held())
+    desk.ask(3, 10, 20, now=T + 4)
+    assert [desk[id].nodes for id in (1, 2, 3)] == [("n2", "n4"), ("n1",), ("n3",)]
+    out = desk.report(T + 5, *some_down("n2", of=5), held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", id) for id in (1, 2, 3)]
+
+
 def test_one_that_lacks_a_node_hinders_none_in_another_window() -> None:
     desk = Desk(UP)
     desk.ask(1, 10, 20, size=2)
@@ -440,8 +455,15 @@ def test_too_few_spare_nodes_go_to_the_reservation_that_starts_first() -> None:
     assert (desk[2].nodes, desk[1].nodes) == ((spare,), kept)
 
 
-def test_others_of_its_window_make_room_though_another_window_has_no_spare() -> None:
-    """Reservation 3 lacks a node in its window; 4 gets a node only if 5 or 6 moves."""
+@pytest.mark.parametrize("checks", [5, 6])
+def test_others_of_its_window_make_room_though_another_window_has_no_spare(
+    checks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reservation 3 lacks a node in its window; 4 gets a node only if 5 or 6 moves.
+
+    These three are sought on two nodes, if that is not too many checks.
+    """
+    monkeypatch.setattr("metasched.carts.assigned_nodes.MAX_CHECKS", checks)
     desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
     desk.ask(3, 1000, 1010, size=3)
     desk.bind(3)
@@ -454,6 +476,10 @@ def test_others_of_its_window_make_room_though_another_window_has_no_spare() -> 
     nodes = (NodeUsage(("n1",), 4, False), NodeUsage(("n2", "n3"), 4, True))
     desk.report(T + 1, *nodes, held=desk.held())
     assert "no other node is free" in desk[3].cause
+    if checks == 5:
+        assert "no other node is free" in desk[4].cause
+        assert all(desk[id].nodes == desk[id].bound_nodes for id in (4, 5, 6))
+        return
     assert desk[4].cause == "n1 cannot be used"
     [node] = desk[4].nodes
     [other] = {"n2", "n3"} - {node}
@@ -478,18 +504,68 @@ def test_an_active_reservation_keeps_its_usable_nodes_when_others_make_room() ->
     assert desk[2].nodes == desk[2].bound_nodes
 
 
-def test_two_active_reservations_get_no_node_twice() -> None:
+@pytest.mark.parametrize("first", [1, 2])
+def test_two_active_reservations_get_no_node_twice(first: int) -> None:
+    """The spare node goes to the reservation that started first."""
     desk = Desk(NodeUsage(("n1", "n2", "n3"), 4, True))
-    desk.ask(1, 10, 100)
-    desk.ask(2, 11, 100)
+    second = 3 - first
+    desk.ask(1, 9 + first, 100)
+    desk.ask(2, 9 + second, 100)
     desk.bind(1, 2)
     passed(desk, T + 11)
     down = (*desk[1].nodes, *desk[2].nodes)
     [spare] = {"n1", "n2", "n3"} - set(down)
     nodes = (NodeUsage(down, 4, False), NodeUsage((spare,), 4, True))
     out = desk.report(T + 12, *nodes, held=desk.held())
+    assert out.reservation_actions == [Bind("alpha", first)]
+    assert (desk[first].nodes, desk[second].nodes) == ((spare,), desk[second].bound_nodes)
+
+
+def some_down(*down: str, of: int) -> tuple[NodeUsage, NodeUsage]:
+    """Return the nodes n1, n2, ... of a cluster, some of which are down."""
+    up = (node for number in range(1, of + 1) if (node := f"n{number}") not in down)
+    return NodeUsage(down, 4, False), NodeUsage(tuple(up), 4, True)
+
+
+def test_an_active_reservation_awaits_no_node_that_another_has_got() -> None:
+    """While the manager is to give n2 to 1, it gives n2 to 2, of which another node fails, too."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3", "n4"), 4, True))
+    desk.ask(1, 10, 100)
+    desk.bind(1)
+    passed(desk, T + 10)
+    desk.report(T + 11, *some_down("n1", of=4), held=desk.held())
+    desk.ask(2, 30, 40, size=2, now=T + 12)
+    desk.bind(2, now=T + 12)
+    assert (desk[1].nodes, desk[2].bound_nodes) == (("n2",), ("n2", "n3"))
+    out = desk.report(T + 13, *some_down("n1", "n3", of=4), held=desk.held())
     assert out.reservation_actions == [Bind("alpha", 1)]
-    assert (desk[1].nodes, desk[2].nodes) == ((spare,), desk[2].bound_nodes)
+    assert (desk[1].nodes, desk[2].nodes) == (("n4",), ("n2", "n3"))
+
+
+def test_a_failed_node_is_replaced_by_no_node_that_two_others_have() -> None:
+    """Reservation 1 is to leave n1, which 2 gets. Its manager refuses, so both have it."""
+    desk = Desk(NodeUsage(("n1", "n2", "n3", "n4"), 4, True))
+    desk.ask(1, 10, 20)
+    desk.ask(3, 10, 20)
+    desk.bind(1, 3)
+    desk.report(T + 1, *some_down("n1", of=4), held=desk.held())
+    desk.report(T + 2, *some_down(of=4), held=desk.held())
+    desk.ask(2, 10, 20, now=T + 2)
+    desk.step(ReservationRejected(T + 3, 1, "it stays where it is"))
+    assert [desk[id].nodes for id in (1, 2, 3)] == [("n1",), ("n1",), ("n2",)]
+    desk.report(T + 4, *some_down("n2", of=4), held=desk.held())
+    assert [desk[id].nodes for id in (1, 2, 3)] == [("n1",), ("n1",), ("n3",)]
+
+
+def test_a_reservation_that_is_not_bound_yet_gets_another_node_as_well() -> None:
+    desk = Desk(UP)
+    desk.ask(1, 10, 20)
+    desk.bind(1)
+    desk.ask(2, 30, 40)
+    assert desk[1].nodes == desk[2].nodes == ("n1",)
+    out = desk.report(T + 1, *some_down("n1", of=2), held=desk.held())
+    assert desk[1].nodes == desk[2].nodes == ("n2",)
+    assert out.reservation_actions == [Bind("alpha", 1), Bind("alpha", 2)]
 
 
 def test_a_rejected_reservation_breaks_by_no_other_that_lacks_nodes() -> None:

@@ -79,10 +79,8 @@ def nodes_after_failures(
         held[reservation.id] = tuple(node for node in reservation.bound_nodes if node in busy)
         missing = max(0, reservation.size - len(held[reservation.id]))
         others = (node for node in reservation.nodes if node not in held[reservation.id])
-        start = max(reservation.start, now)
-        demands.append(
-            NodeDemand(reservation.id, start, reservation.until, missing, tuple(others)[:missing])
-        )
+        demand = demand_of(reservation)
+        demands.append(replace(demand, size=missing, current=tuple(others)[:missing]))
     assignment = availability.assigned_on(cluster).replace_lost(busy, demands)
     return {id: held.get(id, ()) + nodes for id, nodes in assignment.items()}
 
