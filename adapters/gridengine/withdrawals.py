@@ -178,6 +178,7 @@ class JobDeletion:
         return {key: job for key, job in jobs.items() if key in requested}
 
     def _delete(self, user: str, jobs: Mapping[TaskKey, QstatJob], held: bool) -> None:
+        self._deletions.distrust(key for key, job in jobs.items() if job.was_rescheduled)
         deletions = [
             Deletion(tag, task, job.id, time.time(), held, owner=owner)
             for (tag, task, owner), job in jobs.items()

@@ -108,3 +108,11 @@ def test_a_job_that_has_started_since_its_deletion_is_not_proven_gone(path: Path
     assert not log.proves_gone(DELETION.key, NOW + 60, lag=30.0)
     after_restart = DeletionLog(path, keep=float("inf"))
     assert not after_restart.proves_gone(DELETION.key, NOW + 60, lag=30.0)
+
+
+def test_a_rescheduling_that_no_listing_has_shown_yet_is_seen_by_the_deletion(path: Path) -> None:
+    log, qmaster = DeletionLog(path, keep=float("inf")), Qmaster("Rq")
+    log.add([structs.replace(DELETION, held=True)])  # at its submission, in a reservation
+    deletion = JobDeletion(qmaster, OwnJobs(frozenset({"abc"}), "ada"), log)
+    deletion.withdraw_all([Withdrawal(tag=DELETION.tag, native_ids={0: "12"})])
+    assert not log.proves_gone(DELETION.key, NOW * 2, lag=30.0)
