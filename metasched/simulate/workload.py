@@ -148,8 +148,8 @@ def to_trace(workload: Workload) -> SwfTrace:
 
 def _requested_time(entry: WorkloadEntry) -> float:
     """Return the time limit; else the estimate, unless a reader would take the same; -1: none."""
-    job = entry.job
-    return job.time_limit or (-1 if job.estimated == entry.run_time else job.estimated)
+    job, read_anyway = entry.job, entry.run_time or MIN_ESTIMATE
+    return job.time_limit or (-1 if job.estimated == read_anyway else job.estimated)
 
 
 def _has_number(groups: tuple[str, ...]) -> bool:

@@ -117,20 +117,22 @@ def test_an_array_of_grid_engine(tmp_path: Path) -> None:
 
 
 def test_what_is_no_task_of_an_array_is_a_job_of_its_own(tmp_path: Path) -> None:
-    """A second run of a task, a task that was submitted anew, another owner, a wild index."""
+    """A second run of a task, another submission, owner, limit or cluster, a wild index."""
     first = GOOD.replace("7|", "9_4|", 1)
     others = (
         first,
         first.replace("_4", "_5").replace("|2026-03-01T10:00", "|2026-03-01T10:02"),
         first.replace("_4", "_6").replace("ada", "bob"),
+        first.replace("_4", "_7").replace("|60|", "|90|"),
+        first.replace("_4", "_8").replace("alpha", "beta"),
         first.replace("_4", "_99999999999"),
         first.replace("_4", "_3000000000"),
         first.replace("_4", "_٤"),
         first.replace("9_", "1" * 30 + "_"),
     )
     period = sacct(tmp_path, first, *others)
-    assert (len(period.tasks), arrays(period)) == (8, [])
-    assert len(period.run(period.policy).jobs) == 8
+    assert (len(period.tasks), arrays(period)) == (10, [])
+    assert len(period.run(period.policy).jobs) == 10
     again = sacct(tmp_path, first, first, first.replace("_4", "_5"))
     assert arrays(again) == [(1, "4-5")]
     assert len(again.run(again.policy).jobs) == 3

@@ -209,6 +209,11 @@ def test_a_manager_plans_by_limits_and_not_by_what_an_estimator_expects() -> Non
     assert manager.cluster_info().queue_head == (1, 100.0)
     assert manager.run_policy(0.0).started == [(1, 0, 4.0)]
     assert manager.running[1].end == 100.0
+    machines = SimulatedManager(
+        SimulatedCluster.of_machines("c", [Machine(1, 2.0)]), make_policy("fcfs")
+    )
+    machines.submit(Job(id=1, time_limit=100.0, **fields), 1, 8.0)
+    assert machines.queue[1].machines == {0: 50.0}
 
 
 def test_seconds_on_a_machine_are_those_of_its_speed() -> None:

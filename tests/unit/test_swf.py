@@ -65,6 +65,14 @@ def test_jobs_that_cannot_be_run_are_dropped_and_counted(tmp_path: Path) -> None
     assert again.entries == workload.entries
 
 
+def test_a_job_that_ended_at_once_gets_no_limit_by_being_written(tmp_path: Path) -> None:
+    trace = swf.read_trace(written(tmp_path, *LINES))
+    ended_at_once = trace.records[1]._replace(run_time=0.0, requested_time=-1.0)
+    workload = from_trace("t", trace._replace(records=[ended_at_once]))
+    again = from_trace("t", to_trace(workload))
+    assert [entry.job.time_limit for entry in (*workload.entries, *again.entries)] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

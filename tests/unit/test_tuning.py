@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from msgspec import structs
 from sqlalchemy import create_engine, inspect, text
 
 from metasched.cli.app import run as run_command
@@ -472,6 +473,15 @@ def test_the_record_of_a_site(folder: Path, capsys: pytest.CaptureFixture[str]) 
     ):
         described = describe_inputs(sources, replace(inputs, recorded=other))
         assert [key for key in description if described[key] != description[key]] == ["site"]
+    limited = replace(
+        inputs.workload,
+        entries=tuple(
+            entry._replace(job=structs.replace(entry.job, time_limit=entry.job.estimated))
+            for entry in inputs.workload.entries
+        ),
+    )
+    described = describe_inputs(sources, replace(inputs, workload=limited))
+    assert [key for key in description if described[key] != description[key]] == ["trace"]
     space = make_search_space(inputs)
     assert space.policy(space.present_indexes()) == replace(live, weights=ANY)
     for option in (["--clusters", "8"], ["--set", "age=5"], ["--jobs", "0:9"], ["--local", "easy"]):
