@@ -261,6 +261,9 @@ def test_a_slurm_without_a_usable_node(site: Site, slurm_site: SlurmSite) -> Non
         assert patient_findings(site, 1)["manager of beta"]["id"] == "cluster-no-node"
     finally:
         beta.run("scontrol", "update", "NodeName=ALL", "State=RESUME")
+        # a controller that is killed within seconds would forget it: one that stops saves its state
+        beta.stop_controller()
+        beta.start_controller()
 
 
 def clock_finding(
