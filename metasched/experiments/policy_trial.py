@@ -35,7 +35,7 @@ class JobRun(NamedTuple):
     moves: int  # between clusters, before the start
 
 
-class TrialRun(NamedTuple):
+class PeriodRun(NamedTuple):
     """The simulated run of a period under a policy."""
 
     placements: dict[int, JobRun]  # by job id
@@ -45,13 +45,13 @@ class TrialRun(NamedTuple):
     excluded_passes: Mapping[str, int] = {}  # decided by FCFS in place of a local policy, by name
 
 
-def trial_of(schedule: Schedule) -> TrialRun:
+def trial_of(schedule: Schedule) -> PeriodRun:
     """Return the data of a schedule for the comparison; it passes between processes quickly."""
     placements = {
         each.entry.job.id: JobRun(each.start, each.end, each.cluster, each.moves)
         for each in schedule.jobs
     }
-    return TrialRun(
+    return PeriodRun(
         placements,
         dict(schedule.dropped),
         schedule.pulls,
@@ -128,21 +128,23 @@ class Comparison:
         }
 
 
-def compare(period: RecordedPeriod, before: TrialRun, after: TrialRun, seed: int = 0) -> Comparison:
+def compare(
+    period: RecordedPeriod, before: PeriodRun, after: PeriodRun, seed: int = 0
+) -> Comparison:
     """Compare two trials of a period. ValueError if no job ran under both policies."""
     return _Comparer(period, before, after, seed).compare()
 
 
 def run_policy(
     period: RecordedPeriod, policy: Policy, progress: Callable[[int], None] | None = None
-) -> TrialRun:
+) -> PeriodRun:
     """Simulate a period under a policy."""
     return trial_of(period.run(policy, progress))
 
 
 class _Comparer:
     def __init__(
-        self, period: RecordedPeriod, before: TrialRun, after: TrialRun, seed: int
+        self, period: RecordedPeriod, before: PeriodRun, after: PeriodRun, seed: int
     ) -> None:
         both = before.placements.keys() & after.placements.keys()
         entries = [entry for entry in period.workload.entries if entry.job.id in both]

@@ -199,9 +199,8 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
         row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
         for row in connection.execute(select(cluster.c.name, cluster.c.facts))
     }
-    latest_clusters: dict[
-        str, Cluster
-    ] = {}  # in the order of the last start, which decides among equals
+    # in the order of the last start, which decides among equals
+    latest_clusters: dict[str, Cluster] = {}
     for _, started in reversed(within):
         for entry in started.clusters:
             latest_clusters.setdefault(entry.name, entry)

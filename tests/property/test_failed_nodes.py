@@ -20,17 +20,14 @@ from metasched.core.reservations.events import (
     ReservationBound,
     ReservationEvent,
     ReservationRequested,
-    SurveyReceived,
 )
-from metasched.model.cluster import Cluster
-from metasched.model.reservation import BOUND_STATES, Reservation, ReservationState, manager_name
+from metasched.model.reservation import BOUND_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import ReservationRequest
-from metasched.model.survey import ManagerReservation, NodeUsage, Span, Survey
+from metasched.model.survey import Span
 from metasched.policies.policy import Policy
 from tests.harness.examples import examples
+from tests.harness.reserved_nodes import CLUSTER, INSTANCE, NODES, survey
 
-CLUSTER = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
-NODES = tuple(f"n{number}" for number in range(1, 5))
 JOBS = st.dictionaries(st.sampled_from(NODES), st.integers(1, 12), max_size=2)  # until when
 T = 1000.0
 
@@ -41,7 +38,7 @@ class Manager:
     def __init__(self, jobs: dict[str, int]) -> None:
         self.now, self.jobs = T, jobs
         self.book = ReservationBook(LicenceQueue())
-        self.book.start("i", Policy(), [CLUSTER], Outcome())
+        self.book.start(INSTANCE, Policy(), [CLUSTER], Outcome())
         self.survey(frozenset())
 
     def step(self, event: ReservationEvent) -> Outcome:
@@ -64,15 +61,8 @@ class Manager:
                 self.step(ReservationBound(self.now, action.id, nodes))
 
     def survey(self, down: frozenset[str]) -> Outcome:
-        usage = tuple(
-            NodeUsage((node,), 4, node not in down, self.job_spans(node)) for node in NODES
-        )
-        held = tuple(
-            ManagerReservation(manager_name("i", r.id), r.start, r.end, r.bound_nodes)
-            for r in self.open_reservations()
-            if r.known_to_manager
-        )
-        return self.step(SurveyReceived(self.now, "alpha", Survey(self.now, usage, held)))
+        jobs = {node: self.job_spans(node) for node in NODES}
+        return self.step(survey(self.now, down, self.open_reservations(), jobs))
 
     def job_spans(self, node: str) -> tuple[Span, ...]:
         return ((T, T + self.jobs[node]),) if node in self.jobs else ()

@@ -21,18 +21,13 @@ from metasched.core.reservations.events import (
     ReservationReleased,
     ReservationRequested,
     SurveyCluster,
-    SurveyReceived,
     Unbind,
 )
-from metasched.model.cluster import Cluster
-from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState, manager_name
+from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import ReservationRequest
-from metasched.model.survey import ManagerReservation, NodeUsage, Survey
 from metasched.policies.policy import Policy
 from tests.harness.examples import examples
-
-CLUSTER = Cluster(name="alpha", adapter="slurm", supports_reservations=True)
-NODES = tuple(f"n{number}" for number in range(1, 5))
+from tests.harness.reserved_nodes import CLUSTER, INSTANCE, NODES, survey
 
 
 class QueueOfBinds(RuleBasedStateMachine):
@@ -44,7 +39,7 @@ class QueueOfBinds(RuleBasedStateMachine):
         self.queue: dict[int, Bind | Unbind] = {}
         self.rejected: set[int] = set()  # they wait for a survey
         self.book = ReservationBook(LicenceQueue())
-        self.book.start("i", Policy(), [CLUSTER], Outcome())
+        self.book.start(INSTANCE, Policy(), [CLUSTER], Outcome())
 
     @initialize()
     def begin(self) -> None:
@@ -73,14 +68,8 @@ class QueueOfBinds(RuleBasedStateMachine):
     @rule(down=st.frozensets(st.sampled_from(NODES), max_size=2), seconds=st.integers(0, 3))
     def survey(self, down: frozenset[str], seconds: int = 0) -> None:
         self.now += seconds
-        held = tuple(
-            ManagerReservation(manager_name("i", r.id), r.start, r.end, r.bound_nodes)
-            for r in self.book.by_id.values()
-            if r.known_to_manager
-        )
-        usage = tuple(NodeUsage((node,), 4, node not in down) for node in NODES)
         self.rejected.clear()
-        self.step(SurveyReceived(self.now, "alpha", Survey(self.now, usage, held)))
+        self.step(survey(self.now, down, self.book.by_id.values()))
 
     @precondition(lambda self: self.queue)
     @rule(refuses=st.booleans())

@@ -750,6 +750,22 @@ def test_a_policy_that_fails_stops_no_cluster(
     assert exclusions.reason
 
 
+AddPolicy = Callable[[str, str, str], None]  # name, its class, source of the module
+
+
+@pytest.fixture
+def add_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddPolicy:
+    """Return a function that installs a policy of another package, for its process, too."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def add(name: str, class_name: str, source: str) -> None:
+        groups = {registry.POLICY_GROUP: {name: class_name}}
+        install(tmp_path, f"{class_name.lower()}_policy", source, groups)
+
+    return add
+
+
 HOLDING_THE_LOCK = """\
 class Holding:
     def choose_starts(self, now, queue, running, free):
@@ -758,12 +774,9 @@ class Holding:
 
 
 def test_a_policy_that_holds_the_lock_stops_no_cluster(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, add_policy: AddPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = {registry.POLICY_GROUP: {"holding": "Holding"}}
-    install(tmp_path, "holding_policy", HOLDING_THE_LOCK, groups)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    add_policy("holding", "Holding", HOLDING_THE_LOCK)
     monkeypatch.setattr(scheduler, "PolicyHost", partial(PolicyHost, pass_seconds=0.1))
     site.reopen(policy="holding")
     orders = [site.submit("true", cpus=3) for _ in range(3)]
@@ -788,14 +801,11 @@ class HangingOnce(FirstFit):
 
 
 def test_a_suspended_policy_is_asked_again_without_an_event(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, add_policy: AddPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FCFS starts nothing behind the second job, and nothing else happens."""
     mark = tmp_path / "has hung"
-    groups = {registry.POLICY_GROUP: {"hanging-once": "HangingOnce"}}
-    install(tmp_path, "hanging_policy", HANGING_ONCE.format(mark=str(mark)), groups)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    add_policy("hanging-once", "HangingOnce", HANGING_ONCE.format(mark=str(mark)))
     host = partial(PolicyHost, pass_seconds=1.0, first_suspension=0.5)
     monkeypatch.setattr(scheduler, "PolicyHost", host)
     site.reopen(policy="hanging-once")
@@ -808,12 +818,9 @@ def test_a_suspended_policy_is_asked_again_without_an_event(
 
 
 def test_calls_do_not_wait_for_the_import_of_a_policy(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, add_policy: AddPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = {registry.POLICY_GROUP: {"holding": "Holding"}}
-    install(tmp_path, "holding_policy", HOLDING_THE_LOCK, groups)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    add_policy("holding", "Holding", HOLDING_THE_LOCK)
     begun, may_end = threading.Event(), threading.Event()
 
     def prepare(host: PolicyHost) -> None:
@@ -836,12 +843,9 @@ def test_calls_do_not_wait_for_the_import_of_a_policy(
 
 
 def test_no_task_but_a_start_waits_for_the_import_of_a_policy(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, add_policy: AddPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = {registry.POLICY_GROUP: {"hanging": "Hanging"}}
-    install(tmp_path, "hanging_import", "import time\ntime.sleep(600)\n", groups)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    add_policy("hanging", "Hanging", "import time\ntime.sleep(600)\n")
     running = site.submit(f"until [ -e {tmp_path}/end ]; do sleep 0.1; done", cpus=1)
     site.wait(lambda: site.row(running).state is State.RUNNING)
     monkeypatch.setattr(scheduler, "PolicyHost", partial(PolicyHost, load_seconds=600.0))
@@ -867,12 +871,9 @@ class Reversing(FirstFit):
 
 
 def test_a_policy_is_asked_about_the_head_of_a_long_queue(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, add_policy: AddPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    groups = {registry.POLICY_GROUP: {"reversing": "Reversing"}}
-    install(tmp_path, "reversing_policy", REVERSING, groups)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    add_policy("reversing", "Reversing", REVERSING)
     monkeypatch.setattr(scheduler, "MAX_ASKED", 3)
     site.reopen(policy="reversing")
     first = site.submit("exec sleep 600", cpus=4)

@@ -18,7 +18,7 @@ from metasched.experiments.policy_trial import (
     Comparison,
     Group,
     JobRun,
-    TrialRun,
+    PeriodRun,
     compare,
     run_policy,
 )
@@ -53,9 +53,9 @@ def a_job(id: int, user: str = "ada", **fields: Any) -> Job:
     return Job(id=id, estimated=RUN, user=user, **fields)
 
 
-def trial(*rows: tuple[float, int, int]) -> TrialRun:
+def trial(*rows: tuple[float, int, int]) -> PeriodRun:
     """Return placements of jobs 1, 2, ... as start, cluster and moves."""
-    return TrialRun(
+    return PeriodRun(
         {
             id: JobRun(start, start + RUN, cluster, moves)
             for id, (start, cluster, moves) in enumerate(rows, 1)
@@ -75,7 +75,7 @@ BEFORE = trial((0.0, 0, 0), (100.0, 0, 0), (200.0, 1, 1), (10.0, 1, 0))
 AFTER = trial((60.0, 0, 0), (0.0, 0, 0), (100.0, 1, 0), (10.0, 0, 1))
 
 
-def compared(before: TrialRun = BEFORE, after: TrialRun = AFTER, *jobs: Job) -> Comparison:
+def compared(before: PeriodRun = BEFORE, after: PeriodRun = AFTER, *jobs: Job) -> Comparison:
     return compare(period(*(jobs or FOUR)), before, after)
 
 
@@ -118,10 +118,10 @@ def test_groups_by_class_user_cluster_and_licence() -> None:
 
 
 def test_jobs_that_run_under_one_policy_only_are_left_out() -> None:
-    before = TrialRun({1: BEFORE.placements[1]}, {"refused by a limit": 3}, 0)
+    before = PeriodRun({1: BEFORE.placements[1]}, {"refused by a limit": 3}, 0)
     assert compared(before).jobs == 1
     with pytest.raises(ValueError, match="no job runs under both"):
-        compared(before, TrialRun({2: AFTER.placements[2]}, {}, 0))
+        compared(before, PeriodRun({2: AFTER.placements[2]}, {}, 0))
 
 
 def test_intervals_are_over_days_and_wider_if_jobs_of_a_day_agree() -> None:
