@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from metasched.adapters.errors import Refused
+from metasched.model.adapter_errors import Refused
 from metasched.model.arrays import JobArray, task_number
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import ShareTree

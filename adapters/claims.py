@@ -34,8 +34,8 @@ from shlex import quote
 from msgspec import structs
 
 from metasched.adapters.base import Submission
-from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
+from metasched.model.adapter_errors import Refused
 from metasched.model.job_token import key_of
 from metasched.model.listing import ClaimEnd, TaskClaim
 from metasched.model.tags import is_claim_folder

@@ -24,10 +24,10 @@ from metasched.adapters.base import (
 )
 from metasched.adapters.drmaa.generic import DeclaredResources, GenericDrmaa, NativeTemplates
 from metasched.adapters.drmaa.session import DrmaaSession
-from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.adapter import CellSettings, GridEngine
 from metasched.adapters.gridengine.cell_files import open_script_folder
 from metasched.adapters.launcher_client import LauncherClient
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.listing import Listing

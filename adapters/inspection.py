@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from metasched.adapters.base import ManagerState
-from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline
 from metasched.adapters.registry import adapter_class
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
 from metasched.model.cluster import Cluster
+from metasched.processes.child_processes import die_with_parent
 
 _INSTANCE = "doctor"  # of no task: the listing has no row of ours
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from metasched.adapters.commands import CommandResult, wait_for_result
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
+from metasched.processes.commands import CommandResult, wait_for_result
 
 PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command

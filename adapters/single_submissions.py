@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import TimeBudget
+from metasched.model.adapter_errors import PartlySubmitted, Refused, SiteFault, Unreachable
 
 
 def submit_each(

@@ -23,9 +23,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from metasched.active_until import ActiveUntil
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.child_processes import die_with_parent
 from metasched.adapters.claims import (
     FenceError,
     apply_fence,
@@ -33,7 +31,6 @@ from metasched.adapters.claims import (
     read_end,
     revoke_claim,
 )
-from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.login_environment import with_login_environment
 from metasched.adapters.other_dialects import with_dialect_variables
@@ -46,7 +43,7 @@ from metasched.adapters.protocol import (
     WorkerReply,
 )
 from metasched.adapters.registry import adapter_class
-from metasched.clock import ClockStepDetector
+from metasched.model.adapter_errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.foreign_use import UseQuery
 from metasched.model.listing import JobStatus, ListedQueue, Listing, QuarantinedRow, TaskClaim
@@ -58,6 +55,9 @@ from metasched.model.row_checks import (
     row_defect,
 )
 from metasched.model.survey import ReservationSpec
+from metasched.processes.child_processes import die_with_parent
+from metasched.times.active_until import ActiveUntil
+from metasched.times.clock import ClockStepDetector
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters
 MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them

@@ -23,7 +23,6 @@ from sqlalchemy import Connection, Engine, bindparam, delete, insert, or_, selec
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from metasched.active_until import boot_time
 from metasched.core.audit_trail import AuditTrail
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import (
@@ -114,6 +113,7 @@ from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowDecision
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import OPENED_SESSIONS, TokenScope
+from metasched.times.active_until import boot_time
 
 log = logging.getLogger("metasched")
 

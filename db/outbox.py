@@ -48,7 +48,7 @@ from metasched.model.notice import (
     Notice,
     of_record,
 )
-from metasched.units import iso
+from metasched.model.units import iso
 
 TICKS = 1_000_000  # ids per second
 HOUR = 3600.0  # seconds

@@ -23,7 +23,6 @@ import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from metasched.active_until import ACTIVE_SECONDS, ActiveUntil
 from metasched.db.instances import MARK_BACKUP
 from metasched.db.schema import metadata
 from metasched.db.store import (
@@ -38,6 +37,7 @@ from metasched.db.store import (
     hide_password,
 )
 from metasched.paths import personal_data
+from metasched.times.active_until import ACTIVE_SECONDS, ActiveUntil
 
 log = logging.getLogger("metasched")
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from metasched.active_until import ActiveUntil
 from metasched.db.schema import PREVIOUS_REVISION, REVISION
 from metasched.errors import UserError
+from metasched.times.active_until import ActiveUntil
 
 if TYPE_CHECKING:  # slow to import; needed for migrations only
     from alembic.config import Config

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from sqlalchemy import ColumnElement, Connection, Engine, RootTransaction, func, select
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from metasched.active_until import ActiveUntil
 from metasched.db.pruning import lock_epoch
 from metasched.db.queries import Queries
 from metasched.db.schema import epoch
@@ -25,6 +24,7 @@ from metasched.db.store import (
     WriterLock,
     driver_message,
 )
+from metasched.times.active_until import ActiveUntil
 
 _REFUSED = (DataError, IntegrityError, OverflowError, UnicodeError)  # rows, not the database
 

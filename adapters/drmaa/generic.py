@@ -22,8 +22,8 @@ from msgspec import structs
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession, JobExit
-from metasched.adapters.errors import Refused
 from metasched.adapters.single_submissions import submit_each
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus, Listing

@@ -13,9 +13,9 @@ import shlex
 from collections.abc import Mapping
 
 from metasched.adapters.base import Submission
-from metasched.adapters.errors import Refused
 from metasched.adapters.interpreter import exec_lines
 from metasched.adapters.slurm_dialect import batch_variables
+from metasched.model.adapter_errors import Refused
 from metasched.model.job import Job
 from metasched.model.manager_options import EarlySignal, ManagerOptions
 from metasched.model.output_paths import split_at_node

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.model.adapter_errors import Refused, Unreachable
 
 T = TypeVar("T")
 

@@ -19,10 +19,8 @@ from pathlib import Path
 from msgspec import structs
 
 from metasched.adapters.base import ManagerState, Submission, Withdrawal, least_clock_lead
-from metasched.adapters.commands import memory_file
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
 from metasched.adapters.gridengine.cell_files import cell_folder, qmaster_address
@@ -41,12 +39,14 @@ from metasched.adapters.gridengine.submission import native_specification, parse
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.single_submissions import submit_each
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.host_lists import compress_hosts, find_host
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, Listing
 from metasched.model.survey import ReservationSpec, Survey
+from metasched.processes.commands import memory_file
 
 _STARTED_STATES = (State.RUNNING, State.SUSPENDED)
 _CONFIGURATION_MAX_AGE = 60.0  # seconds until the cell's configuration is read again

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from metasched.adapters.commands import CommandResult, run_command
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine import listing
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
+from metasched.model.adapter_errors import Unreachable
+from metasched.processes.commands import CommandResult, run_command
 
 IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of a command
 

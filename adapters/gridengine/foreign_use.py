@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine.listing import epoch_seconds, parse_accounting_line, parse_int
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.foreign_use import UseAnswer, UseQuery, UseSum
 
 _MAX_READ = 2**23  # bytes of a query: some 20,000 jobs

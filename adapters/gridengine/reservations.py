@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import takewhile
 
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.gridengine.commands import CellCommands, id_lists, one_line
 from metasched.adapters.gridengine.listing import ExecutionHost, QstatJob
 from metasched.adapters.gridengine.reservation_listing import (
@@ -41,6 +40,7 @@ from metasched.adapters.gridengine.reservation_listing import (
 )
 from metasched.carts.node_assignment import NodeDemand
 from metasched.carts.relocation import NO_MOVE_BEFORE_START
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ReservationSpec, Survey
 

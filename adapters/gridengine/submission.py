@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 
 from metasched.adapters.base import Submission
-from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine.listing import ComplexAttribute, job_name
 from metasched.adapters.gridengine.reservation_listing import AdvanceReservation
+from metasched.model.adapter_errors import Refused
 from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job
 from metasched.model.manager_options import ManagerOptions

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine.commands import IDS_PER_COMMAND, CellCommands, id_lists
 from metasched.adapters.gridengine.listing import OwnJobs, QstatJob, TaskKey
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.stored_names import STORED_FIELDS
 
 _DELETED_MESSAGE = re.compile(r"has deleted job (\d+)")

@@ -29,7 +29,6 @@ from typing import ClassVar
 from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, ManagerState, Submission, Withdrawal
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds, uid_of
 from metasched.adapters.local.host import FORK_SERVER_TIMEOUT, require_open_path
 from metasched.adapters.local.options import LocalOptions
@@ -38,6 +37,7 @@ from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requ
 from metasched.adapters.local.scheduler import LocalScheduler
 from metasched.adapters.local.spec import shared_header
 from metasched.adapters.local.task_table import MEMORY_RESOURCE, LocalTask, TaskTable
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.host_lists import expand_hosts, find_host
 from metasched.model.job import State

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.local.host import ForkServer
+from metasched.model.adapter_errors import Unreachable
 
 
 class ForkServers:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metasched.adapters import supervisor
-from metasched.adapters.errors import SiteFault
 from metasched.adapters.launcher_client import LauncherClient
+from metasched.model.adapter_errors import SiteFault
 
 FORK_SERVER_TIMEOUT = 10.0  # seconds for the reply to a batch of requests
 FORK_BATCH_SIZE = 100  # folders in a batch: requests and replies fit into their pipes

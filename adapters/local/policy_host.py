@@ -25,7 +25,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from metasched.adapters.confinement import confined_command, confined_environment
 from metasched.adapters.local.policy_process import (
     ENCODER,
     PassAnswer,
@@ -41,6 +40,7 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.policies.local.registry import POLICIES, keeps_order, keeps_windows
+from metasched.processes.confinement import confined_command, confined_environment
 
 LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of the policy
 PASS_SECONDS: Final = 2.0  # for a pass

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from metasched.adapters.confinement import confine
 from metasched.policies.local.exclusion import read_starts
 from metasched.policies.local.queueing import (
     FreeResources,
@@ -26,6 +25,7 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.policies.local.registry import make_policy
+from metasched.processes.confinement import confine
 
 MAX_ERROR: Final = 200  # characters of the reason of an exclusion
 _LENGTH: Final = struct.Struct("!I")  # precedes each message

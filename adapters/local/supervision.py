@@ -13,11 +13,11 @@ from pathlib import Path
 from msgspec import structs
 
 from metasched.adapters import supervisor
-from metasched.adapters.errors import AdapterError, Refused, Unreachable
 from metasched.adapters.local.fork_servers import ForkServers
 from metasched.adapters.local.host import grant_access, read_record, require_open_path
 from metasched.adapters.local.task_table import LocalTask, TaskTable
 from metasched.adapters.local.wakeups import Wakeups
+from metasched.model.adapter_errors import AdapterError, Refused, Unreachable
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
 

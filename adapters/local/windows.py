@@ -11,9 +11,9 @@ import math
 import time
 from collections import Counter
 
-from metasched.adapters.errors import Refused
 from metasched.adapters.local.queue_store import QueueStore, Requirements, StoredWindow
 from metasched.adapters.local.task_table import LocalTask, TaskTable
+from metasched.model.adapter_errors import Refused
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, ProcessorPool, ReservationSpec, Survey
 from metasched.policies.local.queueing import ReservedWindow, RunningJob, WaitingJob

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 
-from metasched.adapters.commands import memory_file, start_command
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.access import SlurmAccess, SlurmOptions
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.pyslurm_access import PyslurmAccess
+from metasched.model.adapter_errors import Unreachable
+from metasched.processes.commands import memory_file, start_command
 
 _IMPORT_SCRIPT = "import pyslurm; print(pyslurm.__version__)"
 _IMPORT_TIMEOUT_FACTOR = 5  # an import hangs after this many times the time limit of a command

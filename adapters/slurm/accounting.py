@@ -14,7 +14,6 @@ from typing import IO, Protocol
 
 from msgspec import structs
 
-from metasched.adapters.errors import Refused
 from metasched.adapters.launcher_client import uid_of, user_name_of
 from metasched.adapters.slurm.accounting_records import (
     SlurmRecord,
@@ -24,6 +23,7 @@ from metasched.adapters.slurm.accounting_records import (
 )
 from metasched.adapters.slurm.foreign_use import Slurmdbd, UserLevels, is_restricted
 from metasched.adapters.slurm.listing import ControllerInfo, comma_lists
+from metasched.model.adapter_errors import Refused
 from metasched.model.listing import AccountingAnswer, MissingTask
 
 _BLOCK_SIZE = 2**16  # bytes; the search for the first relevant line ends within a block

@@ -29,7 +29,6 @@ from metasched.adapters.base import (
     Withdrawal,
     least_clock_lead,
 )
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
 from metasched.adapters.single_submissions import submit_each
 from metasched.adapters.slurm import listing, statuses
@@ -45,6 +44,7 @@ from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
 from metasched.adapters.slurm.processor_reservations import ProcessorReservations
 from metasched.adapters.slurm.submission import can_be_array
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.listing import ControllerInfo
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.cluster import Associations, UserAccounts
 
 ASSOCIATION_FIELDS = ("user", "account", "partition")  # of sacctmgr

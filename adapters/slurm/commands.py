@@ -11,14 +11,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from metasched.adapters.base import Submission
-from metasched.adapters.commands import (
-    CommandAborted,
-    CommandResult,
-    memory_file,
-    run_command,
-    wait_for_result,
-)
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 from metasched.adapters.slurm import (
     accounting_records,
@@ -37,9 +29,17 @@ from metasched.adapters.slurm.submission import (
     parse_refusal,
     sbatch_arguments,
 )
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import ManagerLicences
 from metasched.model.fair_share import ShareTree
 from metasched.model.job import Payload
+from metasched.processes.commands import (
+    CommandAborted,
+    CommandResult,
+    memory_file,
+    run_command,
+    wait_for_result,
+)
 
 # sbatch prints this, sleeps for a second (later for two, three, ...) and retries by itself.
 _RETRYING = re.compile(r"retrying$", re.MULTILINE)

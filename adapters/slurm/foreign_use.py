@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.slurm.listing import ControllerInfo
 from metasched.adapters.slurm.records import parse_int, split_records
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.foreign_use import UseAnswer, UseQuery, UseSum
 
 USE_FIELDS = ("jobid", "uid", "cputimeraw", "submit", "end", "user", "account")

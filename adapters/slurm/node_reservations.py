@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm import listing
 from metasched.adapters.slurm.cluster_info import usable_cpus
 from metasched.adapters.slurm.commands import SlurmCommands
@@ -22,6 +21,7 @@ from metasched.adapters.slurm.reservation_listing import (
     SlurmReservation,
     upcoming_windows,
 )
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.host_lists import expand_hosts
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, NodeUsage, ReservationSpec, Span, Survey

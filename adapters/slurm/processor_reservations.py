@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.slurm.listing import QueueLine, SinfoRecord
 from metasched.adapters.slurm.node_reservations import (
     NodeReservations,
@@ -31,6 +30,7 @@ from metasched.adapters.slurm.reservation_listing import (
     nodes_outside_reservations,
     own_reservations,
 )
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ProcessorPool, ReservationSpec, Survey
 

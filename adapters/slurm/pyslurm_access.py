@@ -17,8 +17,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from metasched.adapters.base import Submission
-from metasched.adapters.commands import memory_file
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.access import SlurmOptions
 from metasched.adapters.slurm.batch_script import task_script
 from metasched.adapters.slurm.commands import SlurmCommands
@@ -30,7 +28,9 @@ from metasched.adapters.slurm.submission import (
     task_environment,
     time_limit_minutes,
 )
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.tags import TAG_PREFIX
+from metasched.processes.commands import memory_file
 
 _MAX_SINGLE_LOADS = 16  # jobs that are queried singly; for more all jobs are listed
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from metasched.adapters.base import Submission
-from metasched.adapters.errors import Refused
 from metasched.adapters.slurm.listing import format_mark
+from metasched.model.adapter_errors import Refused
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
 from metasched.model.manager_options import ManagerOptions

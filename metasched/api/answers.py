@@ -18,8 +18,8 @@ from metasched.core.transitions import QUEUED_OR_HELD
 from metasched.model.arrays import format_run
 from metasched.model.job import Job, Payload
 from metasched.model.manager_options import ManagerOptions
+from metasched.model.units import iso
 from metasched.policies.eligible import choose_gres
-from metasched.units import iso
 
 _NO_OPTIONS = ManagerOptions()  # checked once, not for each row
 # native options that Slurm shows everybody in listings; others may hold secrets of the owner

@@ -16,7 +16,7 @@ from metasched.client.site_answers import CalendarRow
 from metasched.daemon.calendar_runner import recurrence_of
 from metasched.errors import ParseError
 from metasched.model.calendar import BackUpDatabase, CalendarEntry
-from metasched.units import iso
+from metasched.model.units import iso
 
 MAX_RUNS = 50  # of an entry in an answer
 

@@ -31,7 +31,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.service import SchedulerService
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.errors import ApiError
-from metasched.units import iso
+from metasched.model.units import iso
 
 router = APIRouter()
 

@@ -31,8 +31,8 @@ from metasched.client.site_answers import EventRow
 from metasched.daemon.audit_log import readable
 from metasched.db.audit import AuditFilter
 from metasched.model.audit import PUBLIC, AuditKind
+from metasched.model.units import iso
 from metasched.paths import NEXT_CURSOR_HEADER
-from metasched.units import iso
 
 PAGE = 1000  # rows, if the request does not say how many
 MAX_WAIT = 30.0  # seconds

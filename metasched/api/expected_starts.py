@@ -14,7 +14,7 @@ from metasched.daemon.forecaster import TaskEstimate
 from metasched.daemon.service import SchedulerService
 from metasched.forecast.estimates import StartEstimate
 from metasched.model.job import Job
-from metasched.units import iso
+from metasched.model.units import iso
 
 MIN_GAIN = 60.0  # least gain in seconds of a smaller request that is named
 MIN_SHARE = 0.1  # the same as a share of the wait

@@ -41,9 +41,9 @@ from metasched.db.policy_versions import DecisionsOfTask
 from metasched.db.tuning import RecordedChange
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Reason, State
+from metasched.model.units import iso
 from metasched.policies.eligible import UnmappedNameError, translate_job
 from metasched.policies.exclusions import describe_fit
-from metasched.units import iso
 
 router = APIRouter()
 

@@ -45,8 +45,8 @@ from metasched.errors import ApiError
 from metasched.model.arrays import parse_array, task_number
 from metasched.model.job import State
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
+from metasched.model.units import iso
 from metasched.paths import NEXT_CURSOR_HEADER
-from metasched.units import iso
 
 MAX_WAIT = 60.0  # seconds
 

@@ -40,7 +40,7 @@ from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, quote_for_error
 from metasched.model.job import State
 from metasched.model.licence import MAX_TOKENS, Lease, LicenceStatus
-from metasched.units import iso
+from metasched.model.units import iso
 
 router = APIRouter()
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from metasched.model.job import Job
-from metasched.units import MAX_NUMBER
+from metasched.model.units import MAX_NUMBER
 
 MAX_EPOCH = 1e11  # epoch seconds: the year 5138
 METASCHED_FIELDS = frozenset({"deadline", "owner_priority", "name"})  # managers need no update

@@ -18,7 +18,7 @@ from metasched.config.settings import MailSettings
 from metasched.daemon.service import SchedulerService
 from metasched.model.audit import one_line
 from metasched.model.mail import ADDRESS, is_allowed
-from metasched.units import iso
+from metasched.model.units import iso
 
 TIME_FIELDS = ("created", "due", "ended")
 

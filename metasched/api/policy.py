@@ -32,7 +32,7 @@ from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowCounts
-from metasched.units import iso
+from metasched.model.units import iso
 
 router = APIRouter()
 

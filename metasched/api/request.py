@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from metasched.api.identity import Caller
 from metasched.daemon.service import Daemon, SchedulerService
 from metasched.errors import ApiError
-from metasched.units import iso
+from metasched.model.units import iso
 
 REPLACEMENT_TIME = 15.0  # seconds for which a request waits for a service with changed settings
 READING_METHODS = ("GET", "HEAD")

@@ -40,7 +40,7 @@ from metasched.errors import ApiError
 from metasched.model.calendar import CalendarEntry
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer
-from metasched.units import iso
+from metasched.model.units import iso
 
 router = APIRouter()
 

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 from msgspec import structs
 
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.answers import encoded
 from metasched.api.expected_starts import (
@@ -44,6 +43,7 @@ from metasched.db.schema import digest
 from metasched.db.submission_keys import Receipt
 from metasched.errors import ApiError, ParseError
 from metasched.forecast.estimates import StartEstimate
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import Dependency, DependencyTarget, parse_dependency
 from metasched.model.job import Job, Payload
@@ -54,11 +54,11 @@ from metasched.model.output_paths import (
     expand_job_fields,
     varies_by_task,
 )
+from metasched.model.units import MAX_NUMBER, iso
 from metasched.plug_ins.host import Ratings
 from metasched.policies.classify import cannot_meet_deadline
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import rated_job
-from metasched.units import MAX_NUMBER, iso
 
 log = logging.getLogger("metasched")
 

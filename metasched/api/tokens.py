@@ -21,7 +21,7 @@ from metasched.api.whole_answers import joined, whole_answer
 from metasched.client.site_answers import NewLink, NewTokenRow, RevokedToken, TokenRow
 from metasched.errors import ApiError
 from metasched.model.token_scope import TokenScope
-from metasched.units import iso
+from metasched.model.units import iso
 
 PORTION = 1_000  # tokens that are read at a time
 TIME_FIELDS = ("created", "expires", "revoked")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from metasched.cli.messages import fail
-from metasched.units import quote_for_error
+from metasched.model.units import quote_for_error
 
 EXIT_USAGE = 2
 

@@ -11,8 +11,8 @@ import typer
 from metasched.cli.common_options import JsonOption, NearestConfigOption
 from metasched.cli.show import print_table
 from metasched.errors import UserError
+from metasched.model.units import ParseError, parse_duration
 from metasched.paths import personal_config
-from metasched.units import ParseError, parse_duration
 
 if TYPE_CHECKING:
     from metasched.db.store import Database

@@ -19,7 +19,7 @@ from metasched.client.connection import DaemonUnreachable, ResponseLost
 from metasched.client.site_answers import EventRow
 from metasched.errors import UserError
 from metasched.model.audit import AuditKind
-from metasched.units import quote_for_error
+from metasched.model.units import quote_for_error
 
 Rows = list[EventRow]
 NEWEST = 1000  # events that are listed without --since

@@ -88,12 +88,12 @@ def experiment(
       metasched experiment better --federation site.toml --row "site 0.85"
       metasched experiment --tables docs/experiments/results
     """
-    from metasched.experiments import catalogue
-    from metasched.experiments.formulas import describe_formulas
-    from metasched.experiments.plots import check_folder, save_curves, save_result_plots
-    from metasched.experiments.report import check_report, render_results
-    from metasched.experiments.tables import load_results, render_tables, save_results
-    from metasched.experiments.trade_offs import save_trade_offs
+    from metasched.laboratory.experiments import catalogue
+    from metasched.laboratory.experiments.formulas import describe_formulas
+    from metasched.laboratory.experiments.plots import check_folder, save_curves, save_result_plots
+    from metasched.laboratory.experiments.report import check_report, render_results
+    from metasched.laboratory.experiments.tables import load_results, render_tables, save_results
+    from metasched.laboratory.experiments.trade_offs import save_trade_offs
 
     if list_experiments:
         _print_experiments(list(catalogue.EXPERIMENTS.values()), json)
@@ -161,7 +161,7 @@ def _trace_file(
     trace: Path | None, cpus: int | None, save: Path | None, resume: Path | None
 ) -> Any:
     """Return the `TraceFile` of the options, or None. UserError if they do not fit together."""
-    from metasched.experiments.harness import TraceFile
+    from metasched.laboratory.experiments.harness import TraceFile
 
     if trace is None and cpus is None:
         return None

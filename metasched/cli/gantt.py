@@ -53,7 +53,7 @@ def draw_picture(rows: Sequence[ReservationRow], path: Path) -> None:
     """Write a picture of the open reservations: time by processors, an axis for each cluster."""
     from matplotlib.figure import Figure
 
-    from metasched.experiments.plots import save_figure
+    from metasched.laboratory.experiments.plots import save_figure
 
     open_reservations = open_rows(rows)
     times = [epoch_seconds(row[key]) for row in open_reservations for key in ("start", "end")]

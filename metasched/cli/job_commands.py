@@ -166,7 +166,7 @@ def _exact_states(text: str | None) -> str | None:
 
 
 def _parse_since(text: str) -> float:
-    from metasched.units import parse_moment
+    from metasched.model.units import parse_moment
 
     try:
         return parse_moment(text, time.time(), past=True)

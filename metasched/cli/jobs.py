@@ -9,7 +9,7 @@ from metasched.cli.common_options import ConfigOption, JsonOption, require_value
 from metasched.cli.completion import complete_clusters, complete_jobs
 from metasched.cli.job_commands import change_jobs, list_jobs, print_output, wait_for_jobs
 from metasched.errors import UserError
-from metasched.units import quote_for_error
+from metasched.model.units import quote_for_error
 
 JobsArgument = Annotated[
     list[str] | None,

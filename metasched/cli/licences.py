@@ -17,7 +17,7 @@ from metasched.cli.licence_probe import probe
 from metasched.cli.show import format_time, print_table
 from metasched.client.site_answers import LicenceRow
 from metasched.errors import UserError
-from metasched.units import ParseError, parse_count
+from metasched.model.units import ParseError, parse_count
 
 WATCH_INTERVAL = 2.0  # seconds between queries of --watch
 

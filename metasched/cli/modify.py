@@ -14,7 +14,7 @@ from metasched.cli.job_ids import check_job_ids
 from metasched.cli.jobs import JobsArgument, StateOption, UserOption
 from metasched.cli.option_class import takes_options
 from metasched.errors import UserError
-from metasched.units import (
+from metasched.model.units import (
     MAX_NUMBER,
     ParseError,
     parse_count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metasched.errors import ParseError, UserError
-from metasched.units import parse_moment
+from metasched.model.units import parse_moment
 
 
 def parse_past_moment(text: str | None, now: float, option: str) -> float | None:

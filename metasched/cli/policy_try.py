@@ -25,9 +25,9 @@ from metasched.errors import UserError
 if TYPE_CHECKING:
     from metasched.db.replay import Replay
     from metasched.db.store import Database
-    from metasched.experiments.policy_trial import Comparison
+    from metasched.laboratory.experiments.policy_trial import Comparison
+    from metasched.laboratory.simulate.recorded_workload import RecordedPeriod
     from metasched.policies.policy import Policy
-    from metasched.simulate.recorded_workload import RecordedPeriod
 
 EXIT_MISTAKES = 2
 EXIT_OTHER_DECISIONS = 1
@@ -111,11 +111,11 @@ def try_policy(options: TryOptions) -> int:
         for mistake in reading.mistakes:
             fail(mistake, EXIT_MISTAKES)
         return EXIT_MISTAKES
-    from metasched.simulate.settings import check_heuristics
+    from metasched.laboratory.simulate.settings import check_heuristics
 
     check_heuristics(reading.policy, options.file)
     if options.html is not None:
-        from metasched.experiments.report import check_report
+        from metasched.laboratory.experiments.report import check_report
 
         check_report(options.html, "--html")
     now = time.time()
@@ -155,12 +155,12 @@ def _read_source(
     if trace is not None:
         return _traced_period(options, trace), None
     if accounting:
-        from metasched.simulate.accounting_history import parse_cpus, read_accounting
+        from metasched.laboratory.simulate.accounting_history import parse_cpus, read_accounting
 
         cpus = parse_cpus(options.cpus or [])
         return read_accounting(options.sacct or [], options.qacct or [], cpus, since, until), None
-    from metasched.simulate.recorded_workload import read_period
-    from metasched.simulate.site_record import open_record
+    from metasched.laboratory.simulate.recorded_workload import read_period
+    from metasched.laboratory.simulate.site_record import open_record
 
     database, local_policies = open_record(options.database, options.config)
     with database.snapshot() as connection:
@@ -168,10 +168,10 @@ def _read_source(
 
 
 def _traced_period(options: TryOptions, trace: Path) -> RecordedPeriod:
+    from metasched.laboratory.simulate.recorded_workload import RecordedPeriod
+    from metasched.laboratory.simulate.settings import read_settings, read_workload
     from metasched.policies.local.orders import EASY
     from metasched.policies.policy import Policy
-    from metasched.simulate.recorded_workload import RecordedPeriod
-    from metasched.simulate.settings import read_settings, read_workload
 
     settings = read_settings(EASY.name, (), options.seed, options.clusters)
     workload, clusters = read_workload(str(trace), options.clusters, None, settings)
@@ -206,8 +206,8 @@ def _run(
     since: float | None,
 ) -> _Outcome:
     """Simulate both policies and replay the record, each in a process of its own."""
-    from metasched.experiments.parallel_work import run_at_once
-    from metasched.experiments.policy_trial import compare, run_policy
+    from metasched.laboratory.experiments.parallel_work import run_at_once
+    from metasched.laboratory.experiments.policy_trial import compare, run_policy
 
     works: list[Callable[..., Any]] = [
         partial(run_policy, period, policy) for policy in (before, after)
@@ -290,7 +290,7 @@ def _report(options: TryOptions, outcome: _Outcome) -> None:
         for row in changed
     ]
     if options.html is not None:
-        from metasched.experiments.policy_trial_page import render
+        from metasched.laboratory.experiments.policy_trial_page import render
 
         text = render(_about(options, outcome), outcome.comparison, keys, outcome.notes())
         options.html.write_text(text, encoding="utf-8")
@@ -346,7 +346,11 @@ def _as_json(options: TryOptions, outcome: _Outcome, changed: Sequence[Any]) -> 
 
 
 def _print(outcome: _Outcome, keys: Sequence[Sequence[str]]) -> None:
-    from metasched.experiments.policy_trial_page import CHANGE_HEADINGS, change_rows, group_table
+    from metasched.laboratory.experiments.policy_trial_page import (
+        CHANGE_HEADINGS,
+        change_rows,
+        group_table,
+    )
 
     comparison = outcome.comparison
     if keys:

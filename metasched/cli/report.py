@@ -26,7 +26,7 @@ from metasched.model.report_figures import (
     ReportColumn,
     stacked_over_time,
 )
-from metasched.units import ParseError, parse_duration, parse_names, quote_for_error
+from metasched.model.units import ParseError, parse_duration, parse_names, quote_for_error
 
 Rows = list[dict[str, Any]]
 _DEFAULT_KEYS = {"use": ["user"], "waits": ["cluster"], "deadlines": ["cluster"]}
@@ -110,7 +110,7 @@ def report(
         raise UserError(f"unknown report {quote_for_error(kind)}; write one of {', '.join(KINDS)}")
     keys = _parse_keys(by) if by is not None else _DEFAULT_KEYS.get(kind, [])
     if html is not None:
-        from metasched.experiments.report import check_report
+        from metasched.laboratory.experiments.report import check_report
 
         check_report(html, "--html")
     answer = connect(config).report(
@@ -234,8 +234,8 @@ def _csv_text(text: str) -> str:
 
 
 def _page(kind: str, names: Sequence[str], answer: Report) -> str:
-    from metasched.experiments import plots
-    from metasched.experiments.html_page import html_table, image, page, section
+    from metasched.laboratory.experiments import plots
+    from metasched.laboratory.experiments.html_page import html_table, image, page, section
 
     headings, cells = _table(kind, names, answer)
     rows: Rows = answer["rows"]

@@ -19,7 +19,7 @@ from metasched.cli.gantt import draw_picture, render_chart
 from metasched.cli.option_class import takes_options
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
-from metasched.units import (
+from metasched.model.units import (
     ParseError,
     parse_count,
     parse_duration,
@@ -365,7 +365,7 @@ def reservations(
       metasched reservations --plot reservations.png
     """
     if plot is not None:
-        from metasched.experiments.plots import check_plot
+        from metasched.laboratory.experiments.plots import check_plot
 
         check_plot(plot)
     rows = connect(config).reservations(show_all)

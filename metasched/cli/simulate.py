@@ -111,11 +111,11 @@ def simulate(options: SimulateOptions) -> None:
       metasched simulate table1 --policy easy --policy fb-unmod --runs 10 --report out.html
     """
     if options.plot is not None:
-        from metasched.experiments.plots import check_plot
+        from metasched.laboratory.experiments.plots import check_plot
 
         check_plot(options.plot)
     if options.report is not None:
-        from metasched.experiments.report import check_report
+        from metasched.laboratory.experiments.report import check_report
 
         check_report(options.report)
     gc.disable()  # no cycles are created; collection would take a third of the time
@@ -127,9 +127,9 @@ def simulate(options: SimulateOptions) -> None:
 
 def _simulate_once(options: SimulateOptions) -> None:
     """Simulate one policy with one seed; print its figures and write the files asked for."""
-    from metasched.simulate import metrics
-    from metasched.simulate.settings import read_settings, read_workload
-    from metasched.simulate.settings import simulate as run
+    from metasched.laboratory.simulate import metrics
+    from metasched.laboratory.simulate.settings import read_settings, read_workload
+    from metasched.laboratory.simulate.settings import simulate as run
 
     [policy] = _policies(options)
     settings = read_settings(
@@ -151,11 +151,11 @@ def _simulate_once(options: SimulateOptions) -> None:
     if options.over_time is not None:
         _write_over_time(options.over_time, result)
     if options.plot is not None:
-        from metasched.experiments.plots import save_schedule_plot
+        from metasched.laboratory.experiments.plots import save_schedule_plot
 
         save_schedule_plot(result, options.plot)
     if options.report is not None:
-        from metasched.experiments.report import render_run
+        from metasched.laboratory.experiments.report import render_run
 
         parameters = {"policy": policy, **_parameters(options), "seed": options.seed}
         page = render_run(trace.name, parameters, result, figures)
@@ -193,8 +193,8 @@ def _parameters(options: SimulateOptions) -> dict[str, object]:
 
 def _compare_runs(options: SimulateOptions) -> None:
     """Simulate several policies or seeds; print a comparison."""
-    from metasched.experiments.comparison import compare
-    from metasched.experiments.report import render_results
+    from metasched.laboratory.experiments.comparison import compare
+    from metasched.laboratory.experiments.report import render_results
 
     if any(path is not None for path in (options.schedule, options.over_time, options.plot)):
         raise UserError(
@@ -264,7 +264,7 @@ def _write_schedule(path: Path, schedule: Any) -> None:
 
 
 def _write_over_time(path: Path, schedule: Any) -> None:
-    from metasched.simulate import metrics
+    from metasched.laboratory.simulate import metrics
 
     with open(path, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)

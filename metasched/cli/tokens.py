@@ -11,7 +11,7 @@ from metasched.cli.common_options import ConfigOption, JsonOption
 from metasched.cli.connect import connect
 from metasched.cli.show import format_time, print_table
 from metasched.errors import UserError
-from metasched.units import ParseError, parse_duration
+from metasched.model.units import ParseError, parse_duration
 
 token = typer.Typer(
     help="""Manage tokens, which authenticate you on hosts without MUNGE.

@@ -27,9 +27,9 @@ from metasched.config.policy_words import written
 from metasched.errors import UserError
 
 if TYPE_CHECKING:
-    from metasched.tuning.inputs import InputSources, TuningInputs
-    from metasched.tuning.outcome import JudgedTrial, StudyResult
-    from metasched.tuning.search_space import SearchSpace
+    from metasched.laboratory.tuning.inputs import InputSources, TuningInputs
+    from metasched.laboratory.tuning.outcome import JudgedTrial, StudyResult
+    from metasched.laboratory.tuning.search_space import SearchSpace
 
 MAX_TRIALS = 10_000
 
@@ -137,17 +137,17 @@ def tune(options: TuneOptions) -> None:
       metasched tune --trace site.swf --storage postgresql://db/tuning --study site
       metasched tune --trace site.swf --plot trials.png --pick 17 --out other.toml
     """
-    from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs
-    from metasched.tuning.objectives import OF_DEADLINES, parse_objectives
-    from metasched.tuning.outcome import outcome_json
-    from metasched.tuning.search_space import make_search_space
-    from metasched.tuning.study import check_library
-    from metasched.tuning.tuned_policy import check_output, write_tuned_policy
+    from metasched.laboratory.tuning.inputs import InputSources, describe_inputs, read_inputs
+    from metasched.laboratory.tuning.objectives import OF_DEADLINES, parse_objectives
+    from metasched.laboratory.tuning.outcome import outcome_json
+    from metasched.laboratory.tuning.search_space import make_search_space
+    from metasched.laboratory.tuning.study import check_library
+    from metasched.laboratory.tuning.tuned_policy import check_output, write_tuned_policy
 
     check_library()
     check_output(options.out)
     if options.plot is not None:
-        from metasched.experiments.plots import check_plot
+        from metasched.laboratory.experiments.plots import check_plot
 
         check_plot(options.plot)
     if not 0 < options.held_out < 1:
@@ -186,8 +186,8 @@ def tune(options: TuneOptions) -> None:
         provenance["present policy"] = options.policy or "the defaults"
         write_tuned_policy(options.out, outcome, provenance)
     if options.plot is not None:
-        from metasched.experiments.plots import save_figure
-        from metasched.tuning.plot import plot_outcome
+        from metasched.laboratory.experiments.plots import save_figure
+        from metasched.laboratory.tuning.plot import plot_outcome
 
         save_figure(plot_outcome(outcome), options.plot)
     if options.json:
@@ -226,8 +226,8 @@ def _search(
     description: Mapping[str, Any],
 ) -> tuple[StudyResult, dict[str, float]]:
     """Run the missing trials and the test; return the outcome and the rate of this process."""
-    from metasched.tuning.outcome import judge
-    from metasched.tuning.study import Study, file_storage, open_study
+    from metasched.laboratory.tuning.outcome import judge
+    from metasched.laboratory.tuning.study import Study, file_storage, open_study
 
     storage = options.storage or file_storage(options.out.with_suffix(".trials.db"))
     cores = options.cores or len(os.sched_getaffinity(0))
@@ -266,10 +266,10 @@ def _executor(dask: str, cores: int) -> Iterator[Executor]:
     """Open processes, or a Dask cluster; an interrupt leaves trials that have not begun."""
     from concurrent.futures.process import BrokenProcessPool
 
-    from metasched.tuning.trials import end_on_interrupt
+    from metasched.laboratory.tuning.trials import end_on_interrupt
 
     if dask:
-        from metasched.experiments.catalogue import dask_executor
+        from metasched.laboratory.experiments.catalogue import dask_executor
 
         with dask_executor(dask) as executor:
             yield executor
@@ -292,7 +292,7 @@ def _executor(dask: str, cores: int) -> Iterator[Executor]:
 
 def _same_command(storage: str) -> str:
     """Return this command line for a shell, without a password."""
-    from metasched.tuning.study import hidden_password
+    from metasched.laboratory.tuning.study import hidden_password
 
     hidden = hidden_password(storage) if storage else ""
     arguments = [
@@ -302,8 +302,8 @@ def _same_command(storage: str) -> str:
 
 
 def _print_outcome(outcome: StudyResult, options: TuneOptions) -> None:
-    from metasched.tuning.outcome import changed_keys
-    from metasched.tuning.tuned_policy import verdict
+    from metasched.laboratory.tuning.outcome import changed_keys
+    from metasched.laboratory.tuning.tuned_policy import verdict
 
     failed = f", {len(outcome.failed)} could not be simulated" if outcome.failed else ""
     print(f"{len(outcome.trials)} trials, {outcome.pruned} pruned{failed}.")

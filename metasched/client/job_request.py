@@ -32,7 +32,7 @@ from metasched.client.resource_counts import (
 )
 from metasched.model.mail_types import parse_mail_types, unsent_warning
 from metasched.model.output_paths import check_pattern
-from metasched.units import (
+from metasched.model.units import (
     ParseError,
     parse_count,
     parse_duration,

@@ -6,7 +6,7 @@ The drop-in commands import this module: it keeps to Python 3.9 and imports noth
 from __future__ import annotations
 
 from metasched.errors import ParseError
-from metasched.units import MAX_NUMBER
+from metasched.model.units import MAX_NUMBER
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from metasched.model.calendar import (
     PruneDatabase,
     ResumeCluster,
 )
-from metasched.recurrence import find_zone, host_zone, parse_recurrence
+from metasched.times.recurrence import find_zone, host_zone, parse_recurrence
 
 # keys that only some acts have
 _KEYS_OF_ACTS = {

@@ -13,10 +13,10 @@ from metasched.model.licence import MAX_TOKENS
 from metasched.model.limits import MAX_LIMIT
 from metasched.model.mail import ADDRESS
 from metasched.model.reservation_request import ReservationQuota
+from metasched.model.units import parse_duration
 from metasched.paths import MAX_REQUEST_BYTES
 from metasched.policies.eligible import FEATURE
 from metasched.policies.policy import MAX_WINDOW, PlugInSettings, Policy, SelfOptimisation
-from metasched.units import parse_duration
 
 TableT = TypeVar("TableT", bound=BaseModel)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from metasched.model.audit import TIME_DETAILS, AuditRecord, one_line
-from metasched.units import iso
+from metasched.model.units import iso
 
 log = logging.getLogger("metasched")
 

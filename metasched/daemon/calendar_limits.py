@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from metasched.model.calendar import CalendarEntry, CalendarLimit, LimitLicence
 from metasched.model.reservation import Reservation
-from metasched.recurrence import parse_recurrence
-from metasched.units import iso
+from metasched.model.units import iso
+from metasched.times.recurrence import parse_recurrence
 
 MAX_RUNS = 400  # computed runs of an entry: more than a year of a daily entry
 

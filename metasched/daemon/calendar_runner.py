@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from metasched.clock import ClockStepDetector
 from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarEntryRemoved, CalendarEntrySet, CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
@@ -53,7 +52,8 @@ from metasched.model.calendar import (
     RunResult,
 )
 from metasched.model.reservation import OPEN_STATES, Reservation
-from metasched.recurrence import Recurrence, parse_recurrence
+from metasched.times.clock import ClockStepDetector
+from metasched.times.recurrence import Recurrence, parse_recurrence
 
 log = logging.getLogger("metasched")
 

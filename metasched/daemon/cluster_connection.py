@@ -18,7 +18,6 @@ from functools import partial
 from msgspec import structs
 
 from metasched.adapters.protocol import FIRST_CURSOR, ListingDelta, WorkerCall
-from metasched.clock import ClockStepDetector
 from metasched.config.settings import ClusterSettings
 from metasched.core.events import (
     AccountingReceived,
@@ -45,6 +44,7 @@ from metasched.model.audit import OPERATORS_ONLY, AuditKind, AuditRecord
 from metasched.model.job import State
 from metasched.model.listing import AccountingAnswer, ListedQueue, PolicyExclusions
 from metasched.model.row_checks import is_time
+from metasched.times.clock import ClockStepDetector
 
 log = logging.getLogger("metasched")
 

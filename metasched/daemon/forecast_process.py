@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, Protocol
 
-from metasched.daemon.pickled_process import PickledProcess, ProcessLost, answer_requests
 from metasched.forecast.estimates import Estimates, estimate_starts
 from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import Snapshot
+from metasched.processes.pickled_process import PickledProcess, ProcessLost, answer_requests
 
 # Processor time of a request: after the first no more forward runs begin than the fewest, after
 # the second no pass of a policy. Nine runs of 7,000 waiting tasks on two clusters take 12 s

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-from metasched.clock import ClockStepDetector
 from metasched.config.settings import LicenceServerSettings
 from metasched.core.events import LicencesCounted
 from metasched.core.scheduler import Core
@@ -22,6 +21,7 @@ from metasched.licence_servers.matching import LeasedTokens, count_outside, expa
 from metasched.licence_servers.process import ServerQuery, query_server
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.licence import LicenceCount, LicencePool
+from metasched.times.clock import ClockStepDetector
 
 log = logging.getLogger("metasched")
 

@@ -12,7 +12,7 @@ from email.utils import formatdate
 from metasched.config.settings import MailSettings
 from metasched.model.audit import one_line
 from metasched.model.mail import ADDRESS
-from metasched.timeouts import reply_timeout
+from metasched.times.timeouts import reply_timeout
 
 MAIL_TIMEOUT = 60.0  # seconds for the mail program
 

@@ -14,7 +14,7 @@ import msgspec
 from metasched.core.notifications import GOOD_ENDS
 from metasched.model.notice import DIGEST, JOB_BEGAN, JOB_ENDED, LIMIT_KINDS, Notice
 from metasched.model.reservation import Reservation
-from metasched.units import iso
+from metasched.model.units import iso
 
 _TIMES = ("time", "submitted", "started", "ended")
 

@@ -29,7 +29,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.mail import ADDRESS, is_allowed
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
-from metasched.units import MAX_NUMBER, iso
+from metasched.model.units import MAX_NUMBER, iso
 
 LIMITS_MARGIN = 60.0  # seconds beyond the horizon for which limits are looked up
 START_TOLERANCE = 5.0  # seconds that a start may have passed while the request was sent

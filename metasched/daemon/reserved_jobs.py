@@ -10,7 +10,7 @@ from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
 from metasched.model.job import Job
 from metasched.model.reservation import OPEN_STATES, Reservation
-from metasched.units import iso
+from metasched.model.units import iso
 
 
 def apply_reservation(

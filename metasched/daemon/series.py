@@ -50,8 +50,8 @@ from metasched.model.calendar import (
     RunResult,
 )
 from metasched.model.reservation import OPEN_STATES
-from metasched.recurrence import Recurrence, parse_recurrence
-from metasched.units import MAX_NUMBER, iso
+from metasched.model.units import MAX_NUMBER, iso
+from metasched.times.recurrence import Recurrence, parse_recurrence
 
 RETRY_PAUSE = 60.0  # seconds until an occurrence is tried again that no cluster could take
 MIN_LEAD = 60.0  # seconds before its start at which an occurrence is reserved at the latest

@@ -29,10 +29,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from metasched.active_until import ACTIVE_SECONDS
 from metasched.adapters.protocol import FIRST_CURSOR
 from metasched.client.client import RETRY_TIME
-from metasched.clock import ClockStepDetector
 from metasched.config.settings import Settings
 from metasched.core.events import (
     ClockSet,
@@ -79,6 +77,8 @@ from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow
 from metasched.plug_ins.host import PlugInHost
 from metasched.policies.plug_in_ratings import plug_ins_of
+from metasched.times.active_until import ACTIVE_SECONDS
+from metasched.times.clock import ClockStepDetector
 
 log = logging.getLogger("metasched")
 

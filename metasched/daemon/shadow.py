@@ -17,7 +17,6 @@ from metasched.config.reading import with_policy
 from metasched.config.settings import ConfigError, Settings
 from metasched.core.events import Outcome
 from metasched.core.scheduler import Core
-from metasched.daemon.pickled_process import PickledProcess, ProcessLost
 from metasched.daemon.shadow_process import MODULE, ObservedBatch, ShadowReply, ShadowStart
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
@@ -29,6 +28,7 @@ from metasched.policies.shadow import (
     comparison_obstacle,
     place_obstacle,
 )
+from metasched.processes.pickled_process import PickledProcess, ProcessLost
 
 log = logging.getLogger("metasched")
 

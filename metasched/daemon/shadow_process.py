@@ -5,11 +5,11 @@ from __future__ import annotations
 import resource
 from typing import NamedTuple
 
-from metasched.daemon.pickled_process import answer_requests
 from metasched.model.job import Job
 from metasched.model.shadow import ShadowDecision
 from metasched.policies.policy import Policy
 from metasched.policies.shadow import Candidate, Observation
+from metasched.processes.pickled_process import answer_requests
 
 MODULE = "metasched.daemon.shadow_process"
 MEMORY = 2**30  # bytes of address space

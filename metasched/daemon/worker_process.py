@@ -19,7 +19,7 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.model.listing import PolicyExclusions
-from metasched.timeouts import reply_timeout
+from metasched.times.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
 

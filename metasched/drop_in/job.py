@@ -249,7 +249,7 @@ class Job:
     @property
     def min_disk(self) -> str:
         """Disk space per node, as Slurm writes it: `5G`; "0": none was asked for."""
-        from metasched.units import ParseError, parse_memory  # few jobs have such options
+        from metasched.model.units import ParseError, parse_memory  # few jobs have such options
 
         text = self.slurm_options.get("tmp")
         try:

@@ -11,7 +11,7 @@ from metasched.drop_in.command import CommandError, connect
 from metasched.drop_in.native_clusters import read_clusters
 from metasched.drop_in.sbatch_options import OPTIONS
 from metasched.drop_in.sbatch_values import Conversion
-from metasched.units import ParseError, parse_licence_choices
+from metasched.model.units import ParseError, parse_licence_choices
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

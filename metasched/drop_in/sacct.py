@@ -483,7 +483,7 @@ def _parse_time(text: str | None, default: float) -> float:
     """Return epoch seconds of a time as the real command takes it."""
     if text is None:
         return default
-    from metasched.units import ParseError, parse_moment
+    from metasched.model.units import ParseError, parse_moment
 
     word = text.strip().lower()
     if word.startswith("now"):

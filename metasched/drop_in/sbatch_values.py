@@ -34,7 +34,13 @@ from metasched.drop_in.sbatch_options import (
 from metasched.drop_in.slurm_time import parse_time, parse_time_limit
 from metasched.errors import quote_for_error
 from metasched.model.mail_types import parse_mail_types, unsent_warning
-from metasched.units import MAX_NUMBER, ParseError, parse_gres, parse_licence_choices, parse_memory
+from metasched.model.units import (
+    MAX_NUMBER,
+    ParseError,
+    parse_gres,
+    parse_licence_choices,
+    parse_memory,
+)
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from metasched.adapters.child_processes import die_with_parent
-from metasched.adapters.commands import CommandResult, start_command, wait_for_result
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.licence_servers.base import LicenceServerError, UsageReport, licence_server_class
-from metasched.timeouts import reply_timeout
+from metasched.model.adapter_errors import Refused, Unreachable
+from metasched.processes.child_processes import die_with_parent
+from metasched.processes.commands import CommandResult, start_command, wait_for_result
+from metasched.times.timeouts import reply_timeout
 
 STARTUP_GRACE = 10.0  # seconds added to the timeout for start of the interpreter and parsing
 MAX_COMMAND_OUTPUT = 2**23  # bytes; lmstat lists ten thousand checkouts in a MiB

@@ -25,12 +25,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from metasched.adapters.confinement import confined_command, confined_environment
 from metasched.model.job import Job
 from metasched.plug_ins.messages import MAX_LINE, PlugInAnswer, Question
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import PlugIn, PlugInKind, Rating, checked
-from metasched.timeouts import reply_timeout
+from metasched.processes.confinement import confined_command, confined_environment
+from metasched.times.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from metasched.adapters.confinement import confine
 from metasched.plug_ins.messages import PlugInAnswer, Question
 from metasched.policies.plug_in_ratings import PlugIn, PlugInError, ask, load_all
+from metasched.processes.confinement import confine
 
 NICENESS: Final = 5  # the scheduler goes first
 

@@ -26,7 +26,7 @@ from metasched.client.reservation_boxes import (
     shortages,
     stack_boxes,
 )
-from metasched.units import iso
+from metasched.model.units import iso
 from metasched.web.api_calls import answer_of
 from metasched.web.rendering import duration_text, page
 from metasched.web.visible import visible

@@ -23,7 +23,7 @@ from metasched.core.transitions import FINAL, STARTED, UNSTARTED
 from metasched.daemon.service import Daemon
 from metasched.errors import ApiError, ParseError, quote_for_error
 from metasched.model.job import State
-from metasched.units import iso, parse_count, parse_duration, parse_moment, parse_names
+from metasched.model.units import iso, parse_count, parse_duration, parse_moment, parse_names
 from metasched.web.acts import alone, record, require_same
 from metasched.web.api_calls import answer_of, turn_of
 from metasched.web.forms import CheckedForm

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.api.lookups import Lookups
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
 
 TAIL = 16 << 10  # bytes that are read from the end of a file
 MAX_LINES = 40

@@ -15,7 +15,7 @@ from metasched.config.policy_words import differences, values_of, written
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, ParseError, UserError
 from metasched.model.policy_version import PolicyVersion
-from metasched.units import parse_count
+from metasched.model.units import parse_count
 from metasched.web.acts import alone, record, require_same
 from metasched.web.api_calls import answer_of
 from metasched.web.forms import CheckedForm

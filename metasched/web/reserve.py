@@ -23,7 +23,7 @@ from metasched.daemon.series import SeriesTerms
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, ParseError, quote_for_error
 from metasched.model.reservation import OPEN_STATES
-from metasched.units import (
+from metasched.model.units import (
     parse_count,
     parse_duration,
     parse_last_day,

@@ -22,7 +22,7 @@ from metasched.api.selection import find_cluster
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError, ParseError, quote_for_error
 from metasched.model.reservation import OPEN_STATES
-from metasched.units import iso, parse_count
+from metasched.model.units import iso, parse_count
 from metasched.web.acts import alone, record, require_same
 from metasched.web.forms import CheckedForm
 from metasched.web.rendering import link, page

@@ -14,8 +14,14 @@ pytest.importorskip("scipy")
 
 from scipy.optimize import linear_sum_assignment
 
-from metasched.experiments.knapsacks import KnapsackCase, meet_instances, solve_instance
-from metasched.experiments.pass_times import BEGIN, PassTimesCase, full_queue, milliseconds
+from metasched.laboratory.experiments.knapsacks import KnapsackCase, meet_instances, solve_instance
+from metasched.laboratory.experiments.pass_times import (
+    BEGIN,
+    PassTimesCase,
+    full_queue,
+    milliseconds,
+)
+from metasched.laboratory.simulate.manager import SimulatedManager
 from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy
 from metasched.policies.local.convergent.matching import match_incremental, match_optimal
 from metasched.policies.local.convergent.policies import OptimalConvergent
@@ -26,7 +32,6 @@ from metasched.policies.local.convergent.weights import (
     PREEMPTIVE_OPTIMAL,
 )
 from metasched.policies.local.queueing import FreeResources
-from metasched.simulate.manager import SimulatedManager
 from tests.bench.conftest import Record
 
 ROUNDS = 7

@@ -6,8 +6,8 @@ from time import process_time
 
 import pytest
 
-from metasched.experiments.local_policies import LOCAL_POLICIES
-from metasched.simulate.engine import Schedule
+from metasched.laboratory.experiments.local_policies import LOCAL_POLICIES
+from metasched.laboratory.simulate.engine import Schedule
 from tests.bench.conftest import Record
 from tests.harness.traces import trace
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from metasched.db.sqlite import Sqlite
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.swf import read_trace
+from metasched.laboratory.simulate.workload import from_trace, merge_workloads
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.swf import read_trace
-from metasched.simulate.workload import from_trace, merge_workloads
 from tests.bench.conftest import Record
 from tests.bench.test_simulate import BUILDS
 from tests.harness import recorded_site

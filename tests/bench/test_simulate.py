@@ -108,7 +108,7 @@ ROUNDS = 3  # of simulations with pull and without
 # runs in a process of its own; prints CPU seconds without start-up and reading
 ALONE = """
 import sys, time
-from metasched.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
 name, row, column, seed = sys.argv[1:]
 (case,) = [case for case in EXPERIMENTS[name].cases() if (case.row, case.column) == (row, column)]
 case.scenario(int(seed))  # the trace is read once

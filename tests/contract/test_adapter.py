@@ -29,7 +29,7 @@ from metasched.adapters.claims import (
     new_claim_folder,
     revoke_claim,
 )
-from metasched.adapters.errors import Refused
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import NodeCapacity
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State

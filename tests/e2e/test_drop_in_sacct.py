@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import metasched
-from metasched.simulate.accounting_history import read_accounting
-from metasched.simulate.submissions import array_arrivals
+from metasched.laboratory.simulate.accounting_history import read_accounting
+from metasched.laboratory.simulate.submissions import array_arrivals
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, accounting_missing, missing

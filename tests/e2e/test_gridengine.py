@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from metasched.simulate.accounting_history import read_accounting
-from metasched.simulate.submissions import array_arrivals
+from metasched.laboratory.simulate.accounting_history import read_accounting
+from metasched.laboratory.simulate.submissions import array_arrivals
 from tests.e2e.conftest import Site
 from tests.harness.gridengine import Cell
 from tests.harness.looks import looks

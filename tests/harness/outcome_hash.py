@@ -14,8 +14,8 @@ from pathlib import Path
 
 import metasched.core.scheduler
 from metasched.core.events import CoreEvent, Outcome
-from metasched.simulate.engine import Simulation
-from metasched.simulate.settings import read_settings, read_workload
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.settings import read_settings, read_workload
 
 # a build that types an amount as a float prints 6.0 where another prints 6: they are equal
 WHOLE = re.compile(r"(?<=\d)\.0(?!\d)")

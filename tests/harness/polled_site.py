@@ -26,6 +26,8 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.core.tasks import TaskId
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.manager import SimulatedManager
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
@@ -33,8 +35,6 @@ from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.manager import SimulatedManager
 
 INSTANCE = "cafe"
 

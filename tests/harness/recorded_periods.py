@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from metasched.db.store import Database
-from metasched.simulate.recorded_workload import RecordedPeriod, read_period
+from metasched.laboratory.simulate.recorded_workload import RecordedPeriod, read_period
 from tests.harness.polled_site import PolledSite, Request, TaskPlace
 from tests.harness.recorded_site import recording
 

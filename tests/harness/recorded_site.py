@@ -11,8 +11,8 @@ from metasched.core.events import CoreEvent, JobSubmitted, Outcome
 from metasched.core.scheduler import Core
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import Database
+from metasched.laboratory.simulate.engine import Schedule, Simulation
 from metasched.model.job import Payload
-from metasched.simulate.engine import Schedule, Simulation
 
 STEPS_OF_A_GROUP = 500  # of a transaction
 TEXTS = {"s": "#!/bin/sh\n", "e": "{}"}

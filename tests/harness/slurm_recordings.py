@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.commands import CommandResult
-from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import accounting_records as records
 from metasched.adapters.slurm import cluster_info, statuses
 from metasched.adapters.slurm import listing as text
@@ -24,10 +22,12 @@ from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
+from metasched.processes.commands import CommandResult
 from tests.harness.slurm import BIN_DIR, ClusterSpec, SlurmCluster
 
 RECORDED = Path(__file__).parents[1] / "recorded"

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
 from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, WorkerReply
+from metasched.model.adapter_errors import PartlySubmitted, Refused, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 
+from metasched.laboratory.simulate.manager import SimulatedManager
+from metasched.laboratory.simulate.preemptive_manager import PreemptiveManager
+from metasched.laboratory.simulate.synthetic import CONVERGENT, TWO_LEVEL
 from metasched.policies.local.convergent.heuristics import (
     MatrixHeuristic,
     RowContributions,
@@ -37,9 +40,6 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.policies.local.registry import make_policy
-from metasched.simulate.manager import SimulatedManager
-from metasched.simulate.preemptive_manager import PreemptiveManager
-from metasched.simulate.synthetic import CONVERGENT, TWO_LEVEL
 from tests.harness.examples import examples
 
 # of a policy: the one that it must equal. The least difference of two sums that the incremental

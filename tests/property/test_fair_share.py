@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Schedule, Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.fair_share import FairShareSettings, ShareAccount, ShareTree
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Schedule, Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
 
 RUN = 100.0  # seconds of each job on a processor of benchmark 1

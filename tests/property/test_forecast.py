@@ -11,12 +11,12 @@ from metasched.forecast.estimates import estimate_starts
 from metasched.forecast.forward_run import ForwardRun
 from metasched.forecast.run_times import RunTimeModel
 from metasched.forecast.snapshot import ForecastCluster, RunningTask, Snapshot, WaitingTasks
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import ScheduledJob
+from metasched.laboratory.simulate.settings import SimulationSettings, simulate
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local.registry import POLICIES
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import ScheduledJob
-from metasched.simulate.settings import SimulationSettings, simulate
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
 
 CPUS = 8

@@ -14,6 +14,9 @@ from metasched.core.events import CoreEvent, Outcome, Withdraw
 from metasched.core.promising_groups import PromisingGroups
 from metasched.core.tasks import Task
 from metasched.core.unstarted_index import UnstartedIndex
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.manager import SimulatedManager
+from metasched.laboratory.simulate.synthetic import TWO_LEVEL
 from metasched.model.cluster import ClusterInfo, HeadPlan, NodeCapacity, Partition
 from metasched.model.job import Job
 from metasched.policies.eligible import fits_partition, take_nodes
@@ -22,9 +25,6 @@ from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from metasched.policies.pull import PullCapacity
 from metasched.policies.pull_evidence import PullEvidence, needs_at_least
-from metasched.simulate.engine import Simulation
-from metasched.simulate.manager import SimulatedManager
-from metasched.simulate.synthetic import TWO_LEVEL
 from tests.harness.examples import examples
 
 amounts = st.sampled_from([None, 1, 2, 3])
@@ -167,7 +167,7 @@ def test_the_reservation_of_a_policy_is_the_plan_that_a_new_pass_would_make(
             self._reservation = reservation
             return plan
 
-    monkeypatch.setattr("metasched.simulate.engine.SimulatedManager", Manager)
+    monkeypatch.setattr("metasched.laboratory.simulate.engine.SimulatedManager", Manager)
     small = replace(TWO_LEVEL, machines=(12, 6, 3, 2), jobs=200, inter_arrival=40)
     workload, clusters = small.generate("table6", 1)
     Simulation(workload, clusters, Policy(), lambda _: make_policy(policy)).run()

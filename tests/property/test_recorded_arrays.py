@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.db.sqlite import Sqlite
+from metasched.laboratory.simulate.clusters import SimulatedCluster
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
 from tests.harness.examples import examples
 from tests.harness.polled_site import PolledSite, Request
 from tests.harness.recorded_periods import assert_simulated_as_recorded

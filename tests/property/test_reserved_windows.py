@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.clusters import ClusterError, Machine, SimulatedCluster
+from metasched.laboratory.simulate.engine import ScheduledJob, Simulation
+from metasched.laboratory.simulate.workload import WindowRequest, Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local.planning import EarliestGap
 from metasched.policies.local.queueing import LocalPolicy, ReservedWindow
 from metasched.policies.local.registry import POLICIES, keeps_windows, make_policy
 from metasched.policies.local.reserved_windows import WindowUse
 from metasched.policies.policy import Policy
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
-from metasched.simulate.engine import ScheduledJob, Simulation
-from metasched.simulate.workload import WindowRequest, Workload, WorkloadEntry
 
 PLANNING = ("eg-edf", "tabu", "rcbo")
 KEEPING = sorted(name for name in POLICIES if keeps_windows(name))

@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from metasched.core.events import CoreEvent, Dispatch, Outcome
+from metasched.laboratory.simulate.clusters import Machine, SimulatedCluster
+from metasched.laboratory.simulate.engine import Schedule, Simulation
+from metasched.laboratory.simulate.schemes import USER_CHOICES, SubmissionScheme
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.conservative import planned_start
@@ -26,10 +30,6 @@ from metasched.policies.local.queueing import LocalPolicy as LocalPolicy
 from metasched.policies.local.registry import make_policy
 from metasched.policies.local.weights import Weights
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.engine import Schedule, Simulation
-from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
 from tests.harness.local_policies import LOCAL_POLICIES
 

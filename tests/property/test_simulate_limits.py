@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import REFUSED, Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import REFUSED, Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
 
 CLUSTERS = (SimulatedCluster(name="a", cpus=4), SimulatedCluster(name="b", cpus=3))

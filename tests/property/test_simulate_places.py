@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from metasched.core.events import CoreEvent, Outcome
 from metasched.core.scheduler import Core
 from metasched.core.transitions import UNSTARTED
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job, State
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.examples import examples
 
 USERS = "abc"

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CALLER = """
 import sys
-from metasched.adapters.commands import run_command
+from metasched.processes.commands import run_command
 for line in sys.stdin:
     command = ["/bin/sh", "-c", line]
     print(run_command(command, {"PATH": "/usr/bin:/bin"}, 600.0).stdout, end="", flush=True)

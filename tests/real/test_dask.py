@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.experiments import catalogue as experiments
-from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
+from metasched.laboratory.experiments import catalogue as experiments
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS, run_experiment
 from tests.harness.traces import trace
 
 LIMIT = 120.0  # seconds for scheduler or worker to start on a busy host

@@ -15,7 +15,7 @@ import pytest
 
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.drmaa_cluster import DrmaaOptions
-from metasched.adapters.errors import Refused, Unreachable
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
 from tests.contract.conftest import Manager

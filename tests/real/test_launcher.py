@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from metasched import launcher
-from metasched.adapters.commands import wait_for_result
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import PROTOCOL, LauncherClient
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
+from metasched.processes.commands import wait_for_result
 from tests.harness import accounts
 from tests.harness.accounts import DENIED, DENIED_GROUP, KEEPER, A, B
 from tests.harness.reaper import dying_with

@@ -25,11 +25,11 @@ from msgspec import structs
 
 from metasched.adapters import supervisor
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.errors import Refused, Unreachable
 from metasched.adapters.local import scheduler
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.local.host import ForkServer, read_record
 from metasched.adapters.local.policy_host import PolicyHost
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, PolicyExclusions

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from metasched.adapters import worker as worker_process
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.local import adapter as local_adapter
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.local.queue_store import NewSubmission, QueueStore, Requirements
 from metasched.adapters.protocol import FIRST_CURSOR, ListingDelta, WorkerCall
 from metasched.adapters.worker import AdapterHost
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
 from metasched.model.listing import JobStatus

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from metasched.adapters.errors import Refused
 from metasched.adapters.local import windows
 from metasched.adapters.local.adapter import Local, LocalOptions
+from metasched.model.adapter_errors import Refused
 from metasched.model.job import State
 from metasched.model.reservation import manager_name
 from metasched.model.survey import ManagerReservation, ReservationSpec

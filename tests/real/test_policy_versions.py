@@ -22,14 +22,14 @@ from metasched.db import policy_versions
 from metasched.db.ledger import Ledger
 from metasched.db.schema import event, policy_version
 from metasched.db.store import Database, StorageFailed
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job
 from metasched.model.policy_version import PolicyChange, PolicyVersion, text_digest
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.recorded_site import record
 
 NOW = 1_000_000.0

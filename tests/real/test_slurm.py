@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
 from metasched.core.transitions import ATTEMPT_FINAL
+from metasched.model.adapter_errors import PartlySubmitted, Refused, Unreachable
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, Listing

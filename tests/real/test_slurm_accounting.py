@@ -16,8 +16,8 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.cluster import Cluster
 from metasched.model.fair_share import MIN_WEIGHT
 from metasched.model.foreign_use import UseQuery

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from metasched.errors import UserError
-from metasched.simulate.accounting_history import (
+from metasched.laboratory.simulate.accounting_history import (
     MAX_LINE,
     UNREADABLE,
     AccountingError,
     parse_cpus,
     read_accounting,
 )
-from metasched.simulate.recorded_workload import NOT_ENDED, NOT_STARTED, RecordedPeriod
-from metasched.simulate.submissions import array_arrivals
+from metasched.laboratory.simulate.recorded_workload import NOT_ENDED, NOT_STARTED, RecordedPeriod
+from metasched.laboratory.simulate.submissions import array_arrivals
 
 HEADER = "JobID|User|Group|Cluster|Submit|Eligible|Start|End|AllocCPUS|TimelimitRaw|State\n"
 GOOD = "7|ada|lab|alpha|2026-03-01T10:00:00|2026-03-01T10:05:00|2026-03-01T11:00:00|"

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.slurm import associations
 from metasched.adapters.slurm.associations import (
     AssociationLine,
@@ -21,6 +20,7 @@ from metasched.adapters.slurm.associations import (
 from metasched.adapters.slurm.listing import ControllerInfo
 from metasched.core.events import JobSubmitted
 from metasched.db.cluster_info import apply_changes, changed_fields
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.cluster import Associations, Cluster, UserAccounts
 from metasched.model.job import Reason, State
 from metasched.policies.eligible import find_charged_account, find_ineligibility

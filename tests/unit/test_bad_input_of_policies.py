@@ -8,16 +8,16 @@ from random import Random
 
 import pytest
 
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.clusters import ClusterError, Machine, SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.swf import read_trace
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry, from_trace
 from metasched.model.job import Job
 from metasched.policies.local.exclusion import check_starts
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.swf import read_trace
-from metasched.simulate.workload import Workload, WorkloadEntry, from_trace
 from tests.harness.local_policies import LOCAL_POLICIES
 
 MACHINES = [Machine(4, 2.0), Machine(2, 1.0), Machine(2, 1.0)]

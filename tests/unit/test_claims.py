@@ -23,7 +23,6 @@ from metasched.adapters.claims import (
     read_end,
     revoke_claim,
 )
-from metasched.adapters.errors import Refused
 from metasched.core.events import (
     AccountingReceived,
     Action,
@@ -40,6 +39,7 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.task_state_machine import ACCOUNTING_RETRY_DELAY
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Payload, Reason, State
 from metasched.model.listing import ClaimEnd, JobStatus, TaskClaim

@@ -11,9 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from metasched.active_until import ActiveUntil, boot_time
 from metasched.adapters.base import Adapter, Submission, Withdrawal
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.launcher_client import owner_deadline, remaining_seconds
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.worker import AdapterHost, serve
@@ -25,7 +23,9 @@ from metasched.core.events import (
     JobSubmitted,
 )
 from metasched.daemon.owner_turns import OwnerTurns
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.job import State
+from metasched.times.active_until import ActiveUntil, boot_time
 from tests.unit.core_site import NOW, Site, job
 
 NOW_DUE = {"a": 0.0, "b": 0.0, "c": 0.0}

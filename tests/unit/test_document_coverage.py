@@ -28,15 +28,15 @@ from metasched.config.tables import (
     WebhookTable,
     WebTable,
 )
-from metasched.experiments.federation_file import FederationSiteTable, FederationTable
+from metasched.laboratory.experiments.federation_file import FederationSiteTable, FederationTable
+from metasched.laboratory.simulate.settings import GENERATORS
+from metasched.laboratory.simulate.workload import Overlay
 from metasched.licence_servers.command import CommandOptions
 from metasched.licence_servers.flexlm import FlexlmOptions
 from metasched.model.job import Reason, State
 from metasched.model.reservation import ReservationState
 from metasched.policies.local import registry as named
 from metasched.policies.policy import Policy
-from metasched.simulate.settings import GENERATORS
-from metasched.simulate.workload import Overlay
 
 ROOT = Path(__file__).parents[2]
 USER, POLICY, README = (

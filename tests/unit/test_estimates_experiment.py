@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.experiments import estimates
-from metasched.experiments.binomial_bounds import MIN_WAITS, BinomialBounds, upper_rank
-from metasched.experiments.estimates import EstimateCase, Prediction
-from metasched.experiments.harness import TraceFile
+from metasched.laboratory.experiments import estimates
+from metasched.laboratory.experiments.binomial_bounds import MIN_WAITS, BinomialBounds, upper_rank
+from metasched.laboratory.experiments.estimates import EstimateCase, Prediction
+from metasched.laboratory.experiments.harness import TraceFile
 
 
 @pytest.fixture

@@ -13,25 +13,25 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
-from metasched.experiments import catalogue as experiments
-from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
-from metasched.experiments.federations import TOO_LARGE, Federation, TraceSite
-from metasched.experiments.formulas import describe_formulas
-from metasched.experiments.harness import (
+from metasched.laboratory.experiments import catalogue as experiments
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS, run_experiment
+from metasched.laboratory.experiments.federations import TOO_LARGE, Federation, TraceSite
+from metasched.laboratory.experiments.formulas import describe_formulas
+from metasched.laboratory.experiments.harness import (
     FigureResult,
     SimulationCase,
     confidence_interval,
     read_workload,
 )
-from metasched.experiments.tables import (
+from metasched.laboratory.experiments.tables import (
     CODE_FOLDERS,
     load_results,
     measured_code,
     render_tables,
     save_results,
 )
-from metasched.simulate import metrics
-from metasched.simulate.settings import SimulationSettings
+from metasched.laboratory.simulate import metrics
+from metasched.laboratory.simulate.settings import SimulationSettings
 from tests.conftest import require
 from tests.harness.traces import trace
 

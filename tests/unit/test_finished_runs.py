@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from metasched.errors import UserError
-from metasched.experiments.catalogue import EXPERIMENTS, run_experiment
-from metasched.experiments.finished_runs import open_finished_runs
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS, run_experiment
+from metasched.laboratory.experiments.finished_runs import open_finished_runs
 from tests.harness.traces import trace
 
 EXPERIMENT = EXPERIMENTS["local-periods"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from metasched.laboratory.simulate.clusters import Machine, SimulatedCluster
+from metasched.laboratory.simulate.manager import SimulatedManager
 from metasched.model.job import Job
 from metasched.policies.local.flexible_backfilling import (
     FlexibleBackfilling,
@@ -13,8 +15,6 @@ from metasched.policies.local.presets import expand_preset
 from metasched.policies.local.queueing import FreeResources, RunningJob, WaitingJob
 from metasched.policies.local.registry import make_policy
 from metasched.policies.local.weights import UNMODIFIED, Weights, make_weights
-from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.manager import SimulatedManager
 from tests.harness.local_policies import CONVERGENT, LOCAL_POLICIES
 
 NONE = {"age_factor": 0.0, "least": 0.0, "most": 0.0, "licence": 0.0, "boost": 0.0}

@@ -22,12 +22,12 @@ from metasched.core.events import (
 )
 from metasched.core.forecast_loads import MAX_AGE, MAX_INTERVAL, MIN_INTERVAL
 from metasched.core.placement import BY_FORECAST, BY_LOAD, BY_OBSERVED_WORK
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.unit.core_site import NOW, Site, facts, job
 from tests.unit.test_forecaster import forecaster_of
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from metasched.adapters.errors import Unreachable
 from metasched.adapters.gridengine.foreign_use import ForeignUseFile
 from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.slurm.foreign_use import (
@@ -23,6 +22,7 @@ from metasched.adapters.slurm.foreign_use import (
 )
 from metasched.adapters.slurm.listing import ControllerInfo
 from metasched.adapters.slurm.shares import parse_shares
+from metasched.model.adapter_errors import Unreachable
 from metasched.model.fair_share import MIN_WEIGHT, ForeignUse
 from metasched.model.foreign_use import MAX_ROWS, UseAnswer, UseQuery, UseSum
 

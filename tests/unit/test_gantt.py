@@ -63,7 +63,8 @@ def test_labels_of_narrow_boxes_are_rotated(
 ) -> None:
     figures: list[Figure] = []
     monkeypatch.setattr(
-        "metasched.experiments.plots.save_figure", lambda figure, _: figures.append(figure)
+        "metasched.laboratory.experiments.plots.save_figure",
+        lambda figure, _: figures.append(figure),
     )
     draw_picture([row(10, 0, 150), row(11, 150, 300), row(12, 1800, 7200)], tmp_path / "a.png")
     [figure] = figures

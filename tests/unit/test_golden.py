@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.simulate import metrics, swf
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.engine import Schedule
-from metasched.simulate.settings import read_settings, simulate
-from metasched.simulate.workload import from_trace
+from metasched.laboratory.simulate import metrics, swf
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.engine import Schedule
+from metasched.laboratory.simulate.settings import read_settings, simulate
+from metasched.laboratory.simulate.workload import from_trace
 from tests.harness.traces import trace
 
 

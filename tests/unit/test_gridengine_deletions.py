@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from metasched.adapters.base import Withdrawal
-from metasched.adapters.commands import CommandResult
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.listing import OwnJobs, QstatJob, QstatListing
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
+from metasched.processes.commands import CommandResult
 
 NOW = 1_700_000_000.0
 DELETION = Deletion(tag="ms-abc-7-1", task=0, native_id="12", requested_at=NOW)

@@ -14,10 +14,10 @@ from metasched.adapters.base import Submission
 from metasched.adapters.drmaa.generic import NativeTemplates
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa_cluster import DrmaaOptions
-from metasched.adapters.errors import Refused
 from metasched.adapters.gridengine import listing, reservation_listing
 from metasched.adapters.gridengine.submission import native_specification
 from metasched.adapters.interpreter import interpreter_command
+from metasched.model.adapter_errors import Refused
 from metasched.model.job import Job, Payload
 from metasched.model.survey import ReservationSpec
 from tests.unit.gridengine_answers import TAG

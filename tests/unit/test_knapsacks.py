@@ -10,10 +10,14 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.knapsacks import KnapsackInstance, meet_instances, solve_instance
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.knapsacks import (
+    KnapsackInstance,
+    meet_instances,
+    solve_instance,
+)
+from metasched.laboratory.simulate import synthetic
 from metasched.policies.local.convergent.knapsack import choose_exact, choose_greedy
-from metasched.simulate import synthetic
 
 
 def test_instances_are_those_of_a_simulation() -> None:

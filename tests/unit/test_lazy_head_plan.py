@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 
+from metasched.laboratory.simulate.lazy_head_plan import LazyHeadPlan
 from metasched.model.cluster import HeadPlan
-from metasched.simulate.lazy_head_plan import LazyHeadPlan
 
 
 def test_a_copy_holds_what_was_read() -> None:

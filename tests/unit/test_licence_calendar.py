@@ -39,7 +39,7 @@ from metasched.model.job import Job, State
 from metasched.model.licence import LicencePool
 from metasched.model.reservation import Reservation
 from metasched.policies.policy import Policy
-from metasched.recurrence import parse_recurrence
+from metasched.times.recurrence import parse_recurrence
 from tests.unit.core_site import Site
 
 CONFIG = """

@@ -6,14 +6,14 @@ import pytest
 
 from metasched.core.events import JobSubmitted, TimerExpired, UserRequested
 from metasched.core.transitions import LIVE
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.unit.core_site import NOW, Site, job
 
 TOKENS, BACKLOG = 2, 60

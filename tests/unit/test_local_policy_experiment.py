@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.federations import Federation, TraceSite
-from metasched.experiments.harness import SimulationCase
-from metasched.experiments.local_policies import LicensedWindow
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.federations import Federation, TraceSite
+from metasched.laboratory.experiments.harness import SimulationCase
+from metasched.laboratory.experiments.local_policies import LicensedWindow
+from metasched.laboratory.simulate.workload import Overlay
 from metasched.policies.local.registry import POLICIES
-from metasched.simulate.workload import Overlay
 
 
 def test_every_policy_of_a_real_cluster_is_compared() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from metasched.adapters import launcher_client
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import TimeBudget, owner_deadline
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.single_submissions import submit_each
@@ -26,6 +25,7 @@ from metasched.core.events import (
 )
 from metasched.daemon.command_executor import CommandExecutor, _has_failed, _result
 from metasched.daemon.dispatches_in_flight import DispatchesInFlight
+from metasched.model.adapter_errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.model.job import State
 from tests.unit.core_site import NOW, Site, job
 

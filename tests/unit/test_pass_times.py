@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.pass_times import BEGIN, EVENTS, PassTimesCase, full_queue
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.pass_times import BEGIN, EVENTS, PassTimesCase, full_queue
 from metasched.policies.local.convergent.policies import VARIANTS
 from metasched.policies.local.convergent.weights import (
     OPTIMAL,

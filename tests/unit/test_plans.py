@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from metasched.laboratory.simulate.settings import SettingError, read_settings
 from metasched.policies.local.insertion import (
     Comparison,
     _best_by_deadline,
@@ -21,7 +22,6 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.policies.local.registry import make_policy
-from metasched.simulate.settings import SettingError, read_settings
 
 
 def job(number: int, cpus: int, *seconds: float, deadline: float | None = None) -> WaitingJob:

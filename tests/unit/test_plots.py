@@ -10,9 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.patches import Rectangle
 
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.harness import Curves, FigureResult
-from metasched.experiments.plots import plot_curves, plot_differences, plot_results, save_curves
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.harness import Curves, FigureResult
+from metasched.laboratory.experiments.plots import (
+    plot_curves,
+    plot_differences,
+    plot_results,
+    save_curves,
+)
 
 RESULTS = [
     FigureResult("3,000 jobs", "tabu", "late", (1.0, 3.0), 2.5, None),

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 
 from metasched.config.policy_file import examine_policy
 from metasched.core.events import JobSubmitted
+from metasched.laboratory.simulate.settings import (
+    SettingError,
+    read_settings,
+    read_workload,
+    simulate,
+)
 from metasched.model.job import Job
 from metasched.model.ratings import SiteRatings
 from metasched.policies.classify import Classifier, Deadline, RatedAtSubmission, User
@@ -32,7 +38,6 @@ from metasched.policies.plug_in_ratings import (
     rated_job,
 )
 from metasched.policies.policy import PlugInSettings, Policy
-from metasched.simulate.settings import SettingError, read_settings, read_workload, simulate
 from tests.harness.plug_in_packages import install
 from tests.unit.core_site import NOW, Site
 

@@ -14,6 +14,7 @@ import pytest
 from metasched.cli import policy
 from metasched.cli.policy import check_plugin
 from metasched.errors import UserError
+from metasched.laboratory.simulate.settings import read_settings, read_workload, simulate
 from metasched.model.job import Job
 from metasched.plug_ins import testing
 from metasched.plug_ins.testing import check_heuristic
@@ -24,7 +25,6 @@ from metasched.policies.heuristic import (
     PlacementHeuristic,
     RunTimeEstimator,
 )
-from metasched.simulate.settings import read_settings, read_workload, simulate
 from tests.harness.plug_in_packages import EXAMPLE, install_example
 
 HERE = Path(__file__)

@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from metasched.adapters.confinement import confined_command, confined_environment
 from metasched.adapters.local import policy_host
 from metasched.adapters.local.adapter import Local
 from metasched.adapters.local.options import LocalOptions
@@ -27,6 +26,7 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
+from metasched.processes.confinement import confined_command, confined_environment
 from tests.harness.looks import looks
 from tests.harness.plug_in_packages import install
 

@@ -13,8 +13,10 @@ import pytest
 from metasched.adapters.local.options import LocalOptions
 from metasched.daemon import forecast_policies
 from metasched.daemon.forecast_policies import InterruptiblePolicy, make_forecast_policy
-from metasched.daemon.pickled_process import PickledProcess
-from metasched.experiments.policy_trial import trial_of
+from metasched.laboratory.experiments.policy_trial import trial_of
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.settings import SimulationSettings, simulate
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local import exclusion
 from metasched.policies.local.exclusion import ExcludablePolicy
@@ -26,9 +28,7 @@ from metasched.policies.local.registry import (
     make_excludable,
     make_policy,
 )
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.settings import SimulationSettings, simulate
-from metasched.simulate.workload import Workload, WorkloadEntry
+from metasched.processes.pickled_process import PickledProcess
 
 MODULE = """\
 from metasched.policies.local.orders import FirstFit
@@ -140,7 +140,7 @@ def test_a_policy_of_another_package_is_in_time_in_a_forecast() -> None:
 def test_what_a_policy_prints_is_no_reply_and_its_memory_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "from metasched.daemon.pickled_process import answer_requests\n"
+    program = "from metasched.processes.pickled_process import answer_requests\n"
     program += """
 def answer(size):
     try:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from metasched.errors import UserError
-from metasched.experiments.parallel_work import WorkFailed, run_at_once
-from metasched.experiments.policy_trial import (
+from metasched.laboratory.experiments.parallel_work import WorkFailed, run_at_once
+from metasched.laboratory.experiments.policy_trial import (
     DAY,
     Comparison,
     Group,
@@ -22,13 +22,13 @@ from metasched.experiments.policy_trial import (
     compare,
     run_policy,
 )
-from metasched.experiments.policy_trial_page import render
+from metasched.laboratory.experiments.policy_trial_page import render
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.recorded_workload import RecordedPeriod, RecordedTask
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.recorded_workload import RecordedPeriod, RecordedTask
-from metasched.simulate.workload import Workload, WorkloadEntry
 
 RUN = 100.0
 

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from metasched.adapters.local.options import LocalOptions
+from metasched.laboratory.simulate import metrics
+from metasched.laboratory.simulate.clusters import ClusterError, Machine, SimulatedCluster
+from metasched.laboratory.simulate.engine import Run, Schedule, Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.policies.local.preemption import PreemptibleJob, PreemptivePolicy
@@ -20,10 +24,6 @@ from metasched.policies.local.registry import (
     make_policy,
 )
 from metasched.policies.policy import Policy
-from metasched.simulate import metrics
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster
-from metasched.simulate.engine import Run, Schedule, Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.local_policies import HAS_SCIPY, PREEMPTIVE
 
 PUSH = Policy(load="paper", pull=False)

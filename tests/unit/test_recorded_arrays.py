@@ -13,16 +13,16 @@ from sqlalchemy import update
 from metasched.core.tasks import TaskId
 from metasched.db.schema import attempt, job
 from metasched.db.sqlite import Sqlite
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import REFUSED, Simulation
+from metasched.laboratory.simulate.recorded_workload import read_period
+from metasched.laboratory.simulate.submissions import array_arrivals
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import REFUSED, Simulation
-from metasched.simulate.recorded_workload import read_period
-from metasched.simulate.submissions import array_arrivals
-from metasched.simulate.workload import Workload, WorkloadEntry
 from tests.harness.polled_site import PolledSite, Request
 from tests.harness.recorded_periods import assert_simulated_as_recorded
 from tests.harness.recorded_site import recording

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metasched.errors import ParseError
-from metasched.recurrence import MAX_RULE_LENGTH, find_zone, parse_recurrence
+from metasched.times.recurrence import MAX_RULE_LENGTH, find_zone, parse_recurrence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

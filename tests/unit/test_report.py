@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from metasched.cli import main
-from metasched.experiments.harness import FigureResult
-from metasched.experiments.plots import describe_figure
-from metasched.experiments.report import render_results
+from metasched.laboratory.experiments.harness import FigureResult
+from metasched.laboratory.experiments.plots import describe_figure
+from metasched.laboratory.experiments.report import render_results
 
 # attributes that may make a browser load a resource
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background", "xlink:href"}
@@ -94,7 +94,7 @@ def test_a_report_of_one_run(
 def test_a_large_run_has_no_chart_of_its_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("metasched.experiments.plots.MAX_BARS", 40)
+    monkeypatch.setattr("metasched.laboratory.experiments.plots.MAX_BARS", 40)
     out = tmp_path / "out.html"
     assert command(monkeypatch, "simulate", "lublin", "--set", "jobs=50", "--report", out) == 0
     assert "Schedule" not in page(out).cells

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from metasched.adapters.errors import Refused
 from metasched.adapters.slurm.node_reservations import check_error
 from metasched.adapters.slurm.submission import error_message
 from metasched.api.identity import Caller
@@ -33,6 +32,7 @@ from metasched.daemon.reservation_requests import ReservationTerms, _await_answe
 from metasched.daemon.series import Occurrences, SeriesTerms, make_series
 from metasched.daemon.service import SchedulerService
 from metasched.errors import ApiError
+from metasched.model.adapter_errors import Refused
 from metasched.model.calendar import CalendarEntry, LimitLicence
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.licence import LicencePool

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from metasched.experiments.admission import AdmissionCase
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.kurowski2011 import ReservedCase
-from metasched.experiments.reserved_providers import ProviderStrategy, simulate_providers
-from metasched.experiments.static_binding import ProcessorBinding
+from metasched.laboratory.experiments.admission import AdmissionCase
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.kurowski2011 import ReservedCase
+from metasched.laboratory.experiments.reserved_providers import ProviderStrategy, simulate_providers
+from metasched.laboratory.experiments.static_binding import ProcessorBinding
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.engine import Schedule
+from metasched.laboratory.simulate.workload import WindowRequest, Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.reservation_request import ReservationRequest as Reservation
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.engine import Schedule
-from metasched.simulate.workload import WindowRequest, Workload, WorkloadEntry
 from tests.harness.examples import examples
 from tests.harness.traces import trace
 

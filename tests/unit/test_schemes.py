@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.clusters import Machine, SimulatedCluster
+from metasched.laboratory.simulate.engine import ScheduledJob, Simulation
+from metasched.laboratory.simulate.schemes import USER_CHOICES, SubmissionScheme
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import Machine, SimulatedCluster
-from metasched.simulate.engine import ScheduledJob, Simulation
-from metasched.simulate.schemes import USER_CHOICES, SubmissionScheme
-from metasched.simulate.workload import Workload, WorkloadEntry
 
 PUSH = Policy(load="paper", pull=False)
 LATE = Policy(send="late")

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 
-from metasched.experiments.self_optimising import (
+from metasched.laboratory.experiments.self_optimising import (
     CLASSES,
     CLASSIFIED,
     SETTINGS,

@@ -34,7 +34,7 @@ from metasched.model.cluster import Cluster
 from metasched.model.reservation_request import ReservationQuota, ReservationRequest
 from metasched.model.survey import NodeUsage, Survey
 from metasched.policies.policy import Policy
-from metasched.recurrence import Recurrence, parse_recurrence
+from metasched.times.recurrence import Recurrence, parse_recurrence
 
 NOW = 1_900_000_800.0
 HOUR, DAY = 3600.0, 86400.0

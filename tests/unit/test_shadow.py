@@ -18,7 +18,6 @@ import pytest
 from metasched.core.events import JobModified, JobSubmitted, Outcome
 from metasched.core.transitions import TaskEvent
 from metasched.daemon import shadow as shadow_module
-from metasched.daemon.pickled_process import PickledProcess, ProcessLost
 from metasched.daemon.shadow import ShadowRunner
 from metasched.daemon.shadow_process import MODULE, ObservedBatch, ShadowHandler, ShadowStart
 from metasched.db.store import StorageFailed
@@ -33,6 +32,7 @@ from metasched.policies.shadow import (
     comparison_obstacle,
     place_obstacle,
 )
+from metasched.processes.pickled_process import PickledProcess, ProcessLost
 from tests.unit.core_site import NOW, Site, job
 
 CLUSTERS = ("left", "right")

@@ -15,25 +15,30 @@ from msgspec import structs
 from metasched.cli import main
 from metasched.core.events import CoreEvent, JobSubmitted, ListingReceived, Outcome
 from metasched.core.scheduler import Core
-from metasched.model.fair_share import FairShareSettings, ShareTree
-from metasched.model.job import Job
-from metasched.model.licence import LicencePool
-from metasched.policies.local.queueing import ReservedWindow
-from metasched.policies.local.registry import make_policy
-from metasched.policies.policy import Policy
-from metasched.simulate import metrics, synthetic
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import ClusterError, Machine, SimulatedCluster, StoredInput
-from metasched.simulate.engine import Schedule, Simulation
-from metasched.simulate.manager import SimulatedManager
-from metasched.simulate.settings import (
+from metasched.laboratory.simulate import metrics, synthetic
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.clusters import (
+    ClusterError,
+    Machine,
+    SimulatedCluster,
+    StoredInput,
+)
+from metasched.laboratory.simulate.engine import Schedule, Simulation
+from metasched.laboratory.simulate.manager import SimulatedManager
+from metasched.laboratory.simulate.settings import (
     SettingError,
     SimulationSettings,
     read_settings,
     read_workload,
     simulate,
 )
-from metasched.simulate.workload import Workload, WorkloadEntry
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
+from metasched.model.fair_share import FairShareSettings, ShareTree
+from metasched.model.job import Job
+from metasched.model.licence import LicencePool
+from metasched.policies.local.queueing import ReservedWindow
+from metasched.policies.local.registry import make_policy
+from metasched.policies.policy import Policy
 
 SWF = "; MaxProcs: 4\n" + "".join(
     f"{n} {submit} -1 {ran} -1 -1 -1 {cpus} {estimate} -1 1 1 1 1 1 1 -1 -1\n"

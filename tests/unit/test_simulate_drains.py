@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from metasched.core.events import ClusterDrained, ClusterResumed
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import NEVER_STARTED, Schedule, Simulation
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import NEVER_STARTED, Schedule, Simulation
-from metasched.simulate.workload import Workload, WorkloadEntry
 
 RUN = 100.0  # seconds of each job
 ORIGIN = 1_000.0

@@ -8,18 +8,18 @@ import pytest
 
 from metasched.core.events import DaemonStarted, JobSubmitted, ListingReceived
 from metasched.core.scheduler import Core
+from metasched.laboratory.simulate.clusters import ClusterError, SimulatedCluster
+from metasched.laboratory.simulate.engine import REFUSED, Schedule, Simulation
+from metasched.laboratory.simulate.metrics import summary
+from metasched.laboratory.simulate.settings import read_settings, read_workload, simulate
+from metasched.laboratory.simulate.swf import read_trace
+from metasched.laboratory.simulate.workload import Workload, WorkloadEntry, from_trace
 from metasched.model.cluster import Cluster
 from metasched.model.job import Job, Reason
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import ClusterError, SimulatedCluster
-from metasched.simulate.engine import REFUSED, Schedule, Simulation
-from metasched.simulate.metrics import summary
-from metasched.simulate.settings import read_settings, read_workload, simulate
-from metasched.simulate.swf import read_trace
-from metasched.simulate.workload import Workload, WorkloadEntry, from_trace
 from tests.unit.core_site import facts
 
 RUN = 100.0  # seconds of each job

@@ -11,16 +11,16 @@ import pytest
 
 from metasched.cli import main
 from metasched.errors import UserError
+from metasched.laboratory.simulate import metrics
+from metasched.laboratory.simulate.cluster_specs import parse_clusters
+from metasched.laboratory.simulate.clusters import ClusterError
+from metasched.laboratory.simulate.engine import WINDOW_OVER, Schedule, Simulation
+from metasched.laboratory.simulate.reservation_file import MAX_REQUESTS, read_reservations
+from metasched.laboratory.simulate.workload import Overlay, WindowRequest, Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.reservation import ReservationState
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate import metrics
-from metasched.simulate.cluster_specs import parse_clusters
-from metasched.simulate.clusters import ClusterError
-from metasched.simulate.engine import WINDOW_OVER, Schedule, Simulation
-from metasched.simulate.reservation_file import MAX_REQUESTS, read_reservations
-from metasched.simulate.workload import Overlay, WindowRequest, Workload, WorkloadEntry
 
 RECURRING = '[[reservation]]\nstart = "10s"\nduration = 20\ncpus = 3\nahead = 5\n'
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.errors import PartlySubmitted, SiteFault
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.slurm.access import SlurmOptions
@@ -16,6 +15,7 @@ from metasched.adapters.slurm.adapter import Slurm
 from metasched.adapters.worker import AdapterHost
 from metasched.core.events import Dispatch, DispatchSkipped, DispatchUncertain
 from metasched.daemon.command_executor import _result
+from metasched.model.adapter_errors import PartlySubmitted, SiteFault
 from metasched.model.cluster import Cluster
 from metasched.model.job import Payload
 from tests.unit.core_site import job

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from metasched.adapters.base import Submission
-from metasched.adapters.errors import Refused
 from metasched.adapters.slurm import batch_script, cluster_info, statuses
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, ListedQueue, PendingJob, StartedJob

@@ -11,13 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from metasched import units
 from metasched.client.job_request import prepare_submission
 from metasched.client.options import InvalidSubmission, parse_command_line
 from metasched.client.schemas import JobRequest, SubmitRequest
+from metasched.model import units
 from metasched.model.job import MAX_LICENCE_CHOICES
-from metasched.paths import NAMED_VARIABLES
-from metasched.units import (
+from metasched.model.units import (
     ParseError,
     parse_count,
     parse_duration,
@@ -25,6 +24,7 @@ from metasched.units import (
     parse_memory,
     parse_moment,
 )
+from metasched.paths import NAMED_VARIABLES
 
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC
 HOUR, DAY = 3600.0, 86400.0

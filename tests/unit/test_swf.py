@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from metasched.laboratory.simulate import swf
+from metasched.laboratory.simulate.swf import SwfRecord, WorkloadError
+from metasched.laboratory.simulate.workload import Overlay, from_trace, merge_workloads, to_trace
 from metasched.model.job import Job
-from metasched.simulate import swf
-from metasched.simulate.swf import SwfRecord, WorkloadError
-from metasched.simulate.workload import Overlay, from_trace, merge_workloads, to_trace
 
 LINES = [
     "; Version: 2.2",

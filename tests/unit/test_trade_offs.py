@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from metasched.cli import main
-from metasched.experiments.catalogue import EXPERIMENTS
-from metasched.experiments.tables import StoredFigure, StoredResults, load_results
-from metasched.experiments.trade_offs import TRADE_OFFS, plot_trade_offs
+from metasched.laboratory.experiments.catalogue import EXPERIMENTS
+from metasched.laboratory.experiments.tables import StoredFigure, StoredResults, load_results
+from metasched.laboratory.experiments.trade_offs import TRADE_OFFS, plot_trade_offs
 
 FOLDER = Path(__file__).parents[2] / "docs/experiments"
 

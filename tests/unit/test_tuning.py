@@ -27,23 +27,34 @@ from metasched.config.policy_words import policy_text
 from metasched.core.events import ClusterDrained
 from metasched.db.sqlite import Sqlite
 from metasched.errors import UserError
+from metasched.laboratory.simulate import metrics, swf
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.settings import simulate
+from metasched.laboratory.simulate.synthetic import generate_lublin
+from metasched.laboratory.simulate.workload import to_trace
+from metasched.laboratory.tuning.held_out import count_refused, is_gain, paired_difference
+from metasched.laboratory.tuning.inputs import InputSources, describe_inputs, read_inputs
+from metasched.laboratory.tuning.objectives import (
+    OBJECTIVES,
+    dominates,
+    mean_values,
+    parse_objectives,
+)
+from metasched.laboratory.tuning.outcome import (
+    JudgedTrial,
+    StudyResult,
+    choose,
+    find_front,
+    outcome_json,
+)
+from metasched.laboratory.tuning.search_space import GRID, make_search_space
+from metasched.laboratory.tuning.study import Study, Trial, file_storage, open_study
+from metasched.laboratory.tuning.trials import MIN_COMPARED, HeldOutRun, run_trial
+from metasched.laboratory.tuning.tuned_policy import check_output, verdict
 from metasched.model.limits import LimitSettings, LimitTable
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy, SelfOptimisation
-from metasched.simulate import metrics, swf
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.settings import simulate
-from metasched.simulate.synthetic import generate_lublin
-from metasched.simulate.workload import to_trace
-from metasched.tuning.held_out import count_refused, is_gain, paired_difference
-from metasched.tuning.inputs import InputSources, describe_inputs, read_inputs
-from metasched.tuning.objectives import OBJECTIVES, dominates, mean_values, parse_objectives
-from metasched.tuning.outcome import JudgedTrial, StudyResult, choose, find_front, outcome_json
-from metasched.tuning.search_space import GRID, make_search_space
-from metasched.tuning.study import Study, Trial, file_storage, open_study
-from metasched.tuning.trials import MIN_COMPARED, HeldOutRun, run_trial
-from metasched.tuning.tuned_policy import check_output, verdict
 from tests.harness.recorded_site import record
 
 pytest.importorskip("optuna")

@@ -6,12 +6,12 @@ import os
 import pwd
 from collections.abc import Iterator
 
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.registry import adapter_class
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.daemon.webhook import SecretUnusable, read_secret
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
 
 
 def check_launcher(settings: Settings) -> Iterator[Finding]:

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import text
 
 from metasched.db.sqlite import Sqlite
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.synthetic import generate_lublin
+from metasched.laboratory.simulate.workload import Overlay
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.synthetic import generate_lublin
-from metasched.simulate.workload import Overlay
 from tests.harness.plug_in_packages import install
 from tests.harness.recorded_site import record
 from tests.unit.cli.fake_daemon import Run

@@ -1,0 +1,1 @@
+"""Simulations, published experiments, and the search for better policies."""

@@ -1,0 +1,1 @@
+"""Child processes of metasched: commands, confined code, and messages to them."""

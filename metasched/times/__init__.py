@@ -1,0 +1,1 @@
+"""Clocks, deadlines of calls, and times that recur."""
