@@ -34,9 +34,9 @@ test-clients: .venv/stamp
 
 # ruff does not follow links, mypy does
 lint: .venv/stamp
-	$(PYTHON) -m ruff check metasched adapters policies db tests
-	$(PYTHON) -m ruff format --check metasched adapters policies db tests
-	$(PYTHON) -m mypy metasched tests
+	$(PYTHON) -m ruff check metasched adapters policies db tests packaging
+	$(PYTHON) -m ruff format --check metasched adapters policies db tests packaging
+	$(PYTHON) -m mypy metasched tests packaging/build_hook.py
 	.venv/bin/lint-imports
 
 # the site of the documents, in site/; a warning is an error

@@ -36,7 +36,6 @@ from metasched.db.store import (
     driver_message,
     hide_password,
 )
-from metasched.paths import personal_data
 from metasched.times.active_until import ACTIVE_SECONDS, ActiveUntil
 
 log = logging.getLogger("metasched")
@@ -226,7 +225,6 @@ class Postgresql(Database):
 
     def __init__(self, url: URL) -> None:
         self.url = url.set(drivername="postgresql+psycopg")
-        self.folder = Path(personal_data()) / f"{url.database or 'metasched'}.clusters"
 
     def __str__(self) -> str:
         return hide_password(self.url.set(drivername="postgresql"))

@@ -47,7 +47,6 @@ class Sqlite(Database):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = path.with_suffix(".clusters")
 
     def __str__(self) -> str:
         return str(self.path)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -98,9 +97,7 @@ class WriterLock:
 class Database(ABC):
     """A database of a ledger; `str` gives its address without the password."""
 
-    folder: Path  # default place of the clusters' files
     backup_suffix: str  # of the name of a copy
-    upgraded_at: float | None = None  # monotonic seconds; when this process upgraded old tables
 
     @abstractmethod
     def acquire_writer(self, standby: bool = False) -> AbstractContextManager[WriterLock]:
@@ -280,8 +277,6 @@ class Database(ABC):
             self.begin_upgrade(connection)
             command.upgrade(config, "head")
             connection.commit()
-            if current is not None:
-                self.upgraded_at = time.monotonic()
         except DatabaseError as error:
             remedy = "restore a backup" if current else "check that its account may create tables"
             raise StoreError(

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from sqlalchemy.engine import make_url
 
-from metasched.db.backends import database_from_url
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database
 from tests.harness import gridengine, postgresql, slurm
+from tests.harness.databases import database_from_url
 
 # Time never decides whether a test passes. The same code is tested with the same examples, so that
 # a failure is due to the last change; `make chaos` looks for new examples by the profile `explore`.

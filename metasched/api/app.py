@@ -124,7 +124,7 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
             "operator": caller.operator,
             "mail": service.notifications.mail_error,
             # a client repeats a submission only if this is so
-            "idempotency_keys": daemon.honours_keys,
+            "idempotency_keys": True,
             "first_id": service.settings.first_id,
             "max_array_tasks": service.settings.max_array_tasks,
             "notifications": notifications.receiver_rows(service) if caller.operator else [],

@@ -37,6 +37,7 @@ from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.reload import reload
 from metasched.daemon.repeated_lines import RepeatHandler
 from metasched.daemon.service import Daemon
+from metasched.db.backends import database_at
 from metasched.db.ledger import Ledger
 from metasched.errors import UserError
 from metasched.launcher import ServiceManager
@@ -159,7 +160,9 @@ def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitS
     DatabaseUnreachable if the database server does not answer. StoreError or ConfigError if the
     database cannot be used.
     """
-    writer_lock = lock_stack.enter_context(settings.database.acquire_writer(standby))
+    writer_lock = lock_stack.enter_context(
+        database_at(settings.database_url).acquire_writer(standby)
+    )
     ledger = Ledger(writer_lock.engine, writer_lock, settings.first_id)
     check_reservation_units(settings, ledger)
     return ledger

@@ -129,13 +129,15 @@ def move(
       metasched db move sqlite:////var/lib/metasched/metasched.db
     """
     from metasched.cli.progress import progress_bar
+    from metasched.config.database_url import parse_database_url
     from metasched.config.reading import find_config, load_settings
-    from metasched.db.backends import database_from_url
+    from metasched.db.backends import database_at
     from metasched.db.moving import move as moved
 
     settings = load_settings(find_config(config))
     # the configuration would resolve a relative path in its own folder
-    source, target = settings.database, database_from_url(url, base=None)
+    source = database_at(settings.database_url)
+    target = database_at(parse_database_url(url, base=None))
     rows = moved(source, target, lambda total: progress_bar("rows", total))
     _print_result({"from": str(source), "to": str(target), "rows": rows}, json)
     if not json:
@@ -163,6 +165,7 @@ def prune(
       metasched db prune --older-than 30d
     """
     from metasched.config.reading import find_config, load_settings
+    from metasched.db.backends import database_at
     from metasched.db.pruning import prune as pruned
 
     settings = load_settings(find_config(config))
@@ -172,19 +175,21 @@ def prune(
             age = parse_duration(older_than)
         except ParseError as error:
             raise UserError(f"{error.problem}, --older-than; {error.fix}") from None
-    engine = settings.database.open_existing()
+    database = database_at(settings.database_url)
+    engine = database.open_existing()
     try:
         deleted = pruned(engine, time.time() - age)
     finally:
         engine.dispose()
-    _print_result({"database": str(settings.database), **deleted}, json)
+    _print_result({"database": str(database), **deleted}, json)
 
 
 def _load_database(config: Path | None) -> "Database":
     """Return the database that the configuration names."""
     from metasched.config.reading import find_config, load_settings
+    from metasched.db.backends import database_at
 
-    return load_settings(find_config(config)).database
+    return database_at(load_settings(find_config(config)).database_url)
 
 
 def _print_result(result: dict[str, Any], json: bool) -> None:

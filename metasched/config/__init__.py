@@ -1,1 +1,1 @@
-"""The configuration: metasched.toml and the policy file, read and checked."""
+"""The configuration: metasched.toml and the policy file, read and checked; it opens no database."""

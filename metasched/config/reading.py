@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from sqlalchemy.engine import URL
 
 from metasched.adapters.base import Capabilities
 from metasched.adapters.launcher_client import user_name_of
 from metasched.adapters.registry import ADAPTER_GROUP, adapter_class
 from metasched.client.sudo import check_config
 from metasched.config.calendar import read_calendar, read_zone
+from metasched.config.database_url import default_state_folder, parse_database_url, sqlite_url
 from metasched.config.fair_share import read_fair_share
 from metasched.config.limits import read_limits
 from metasched.config.mistakes import describe_first, suggestion
@@ -41,9 +43,6 @@ from metasched.config.tables import (
 from metasched.config.tcp import checked_tcp, read_job_variables
 from metasched.config.toml_files import read_toml, validated
 from metasched.config.web import read_web
-from metasched.db.backends import database_from_url
-from metasched.db.sqlite import Sqlite
-from metasched.db.store import Database, StoreError
 from metasched.licence_servers.base import LICENCE_SERVER_GROUP, licence_server_class
 from metasched.model.calendar import ActivatePolicy
 from metasched.model.cluster import Cluster
@@ -105,7 +104,9 @@ def reload_settings(running: Settings) -> tuple[Settings, list[str]]:
             keys = ", ".join(restart_keys)
             raise ConfigError(f"{error}; or restart the daemon, for {keys} changed, too") from None
     # a certificate that was replaced is served after a restart
-    settings = replace(settings, database=running.database, job_variables=running.job_variables)
+    settings = replace(
+        settings, database_url=running.database_url, job_variables=running.job_variables
+    )
     return settings, restart_keys
 
 
@@ -128,7 +129,7 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
     policy = parse_policy(origin.text, origin.path)
     clusters = tuple(_cluster_settings(table, config, path) for table in config.cluster)
     policy_settings = _policy_settings(config, policy, path)
-    database = _ledger_database(config, base, path)
+    database_url = _database_url(config, base, path)
     daemon, site = config.daemon, config.site
     zone = read_zone(config, path)
     calendar = read_calendar(config, zone, base, path)
@@ -138,9 +139,9 @@ def _settings_of(config: ConfigFile, path: Path | None, files: dict[Path, str]) 
         site = site.model_copy(update={"launcher": str(base / site.launcher)})
     return Settings(
         config_path=None if path is None else path.absolute(),
-        database=database,
+        database_url=database_url,
         socket=socket,
-        state_folder=base / daemon.folder if daemon.folder else database.folder,
+        state_folder=base / daemon.folder if daemon.folder else default_state_folder(database_url),
         retention=daemon.keep,
         clusters=clusters,
         user_classes={table.name: (table.users, table.groups) for table in config.user_class},
@@ -235,13 +236,13 @@ def _check_policy_matches(config: ConfigFile, policy: Policy, path: Path | None)
             )
 
 
-def _ledger_database(config: ConfigFile, base: Path, path: Path | None) -> Database:
-    """Return the configured database, by default SQLite in the user's data folder."""
+def _database_url(config: ConfigFile, base: Path, path: Path | None) -> URL:
+    """Return the URL of the configured database, by default SQLite in the user's data folder."""
     if config.daemon.database is None:
-        return Sqlite(Path(personal_data()) / "metasched.db")
+        return sqlite_url(Path(personal_data()) / "metasched.db")
     try:
-        return database_from_url(config.daemon.database, base)
-    except StoreError as error:
+        return parse_database_url(config.daemon.database, base)
+    except ConfigError as error:
         raise ConfigError(f"{error}, {path}, [daemon]") from None
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sqlalchemy.engine import URL
+
 from metasched.config.tables import (
     DEFAULT_USE_INTERVAL,
     ConfigFile,
@@ -19,7 +21,6 @@ from metasched.config.tables import (
     SiteTable,
     TcpTable,
 )
-from metasched.db.store import Database
 from metasched.errors import UserError
 from metasched.model.calendar import CalendarAct
 from metasched.model.cluster import Cluster
@@ -147,7 +148,7 @@ class Settings:
     """A complete, valid configuration."""
 
     config_path: Path | None  # None: the defaults
-    database: Database
+    database_url: URL  # absolute
     socket: Path  # unix socket of the API
     state_folder: Path  # parent of the clusters' state folders
     retention: float  # seconds for which ended jobs are stored

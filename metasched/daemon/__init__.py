@@ -18,7 +18,6 @@ forecast_policies     local policies in it; a policy may hang
 shadow                a candidate policy beside the one in force
 shadow_acts           starts and stops it
 shadow_process        the process that runs it
-pickled_process       a process of metasched's own that answers requests
 progress              whether the scheduler gets on, for the watchdog of systemd
 descriptors           file descriptors, and how many of them connections may take
 notices               audit records that no event causes

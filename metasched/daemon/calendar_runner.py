@@ -38,6 +38,7 @@ from metasched.daemon.scheduled_policies import (
     PolicyRunSkipped,
     ScheduledPolicies,
 )
+from metasched.db.backends import database_at
 from metasched.db.store import StorageFailed, StoreError
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.calendar import (
@@ -349,7 +350,7 @@ class CalendarRunner:
         slow = asyncio.get_running_loop().call_later(SLOW_AFTER, self._note_slow, entry, due)
         try:
             if isinstance(entry.act, BackUpDatabase):
-                database, act = self._host.settings.database, entry.act
+                database, act = database_at(self._host.settings.database_url), entry.act
                 cause = await self._outside.backups.write(
                     run,
                     lambda: write_backup(database, Path(act.folder), entry.name, due, act.copies),

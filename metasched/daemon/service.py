@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from metasched.adapters.protocol import FIRST_CURSOR
-from metasched.client.client import RETRY_TIME
 from metasched.config.settings import Settings
 from metasched.core.events import (
     ClockSet,
@@ -62,6 +61,7 @@ from metasched.daemon.quarantine import Quarantine, first_error
 from metasched.daemon.scheduled_policies import ScheduledPolicies
 from metasched.daemon.series import SeriesPlanner
 from metasched.daemon.shadow import ShadowRunner
+from metasched.db.backends import database_at
 from metasched.db.daily_use import day_of
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.period_use import PeriodPass
@@ -593,7 +593,7 @@ class Daemon:
 
     def _measure_database(self) -> Size:
         """Measure the database; called in a thread. StorageFailed or OSError if it fails."""
-        database = self.settings.database
+        database = database_at(self.settings.database_url)
         return Size(self.ledger.measure(database), database.free_bytes())
 
     @property
@@ -625,16 +625,6 @@ class Daemon:
 
     def _note_calendar_mistakes(self) -> None:
         self.calendar_mistakes = log_scheduled_mistakes(self.settings)
-
-    @property
-    def honours_keys(self) -> bool:
-        """Whether every submission that a client may now repeat was received by a daemon with keys.
-
-        The daemon of an earlier release knew no keys, and may have accepted a request just before
-        its end.
-        """
-        upgraded_at = self.settings.database.upgraded_at
-        return upgraded_at is None or time.monotonic() - upgraded_at > RETRY_TIME
 
     @property
     def unavailable_reason(self) -> str | None:

@@ -1,1 +1,7 @@
-"""Child processes of metasched: commands, confined code, and messages to them."""
+"""Child processes: none outlives its parent, and each has a time limit.
+
+child_processes   how a child ends with its parent
+commands          commands of managers, run to their end
+confinement       limits of a process that runs code of other packages
+pickled_process   a process of metasched's own that answers requests
+"""

@@ -16,7 +16,6 @@ from metasched.core.events import (
     ListingReceived,
 )
 from metasched.core.scheduler import Core
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import Database
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
@@ -24,6 +23,7 @@ from metasched.model.job import Job, Payload
 from metasched.policies.policy import Policy
 from tests.bench.conftest import Record
 from tests.conftest import require
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server, missing
 
 NOW = 1_000_000.0

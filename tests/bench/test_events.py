@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from metasched.db.audit import AuditFilter
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.db.queries import Queries
 from tests.bench.conftest import Record
 from tests.conftest import require
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server, missing
 
 RECORDS = 1_000_000

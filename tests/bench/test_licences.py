@@ -14,12 +14,12 @@ from metasched.core.events import Outcome
 from metasched.core.licences.queue import LicenceQueue
 from metasched.core.tasks import TaskId
 from metasched.db import leases
-from metasched.db.backends import database_from_url
 from metasched.db.schema import licence
 from metasched.db.store import Database
 from metasched.model.licence import Lease, LicencePool, ReturnedLease
 from tests.bench.conftest import Record
 from tests.conftest import require
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server, missing
 from tests.real.test_leases import NOW, standing, with_attempts
 

@@ -16,7 +16,6 @@ from sqlalchemy import Engine
 
 from metasched.client.client import Client
 from metasched.client.connection import Connection
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from metasched.db.pruning import prune
 from tests.bench.conftest import Record
@@ -24,6 +23,7 @@ from tests.bench.test_daemon import submission
 from tests.bench.test_requests import cpu_seconds
 from tests.conftest import require
 from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server, missing
 
 JOBS = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))

@@ -15,12 +15,12 @@ from typing import Any
 
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
-from metasched.db.backends import database_from_url
 from metasched.db.store import Database
 from tests.chaos import victim
 from tests.chaos.points import FOLDER, ROOT, Orders, arm
 from tests.chaos.stream import TOTALS, Stream
 from tests.e2e.conftest import Site
+from tests.harness.databases import database_from_url
 
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload([*victim.MODULES, victim.__name__])

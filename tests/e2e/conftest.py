@@ -22,10 +22,10 @@ from metasched.client.connection import ClientError
 from metasched.core.audit_trail import AuditTrail
 from metasched.core.scheduler import replay
 from metasched.db.audit import AuditFilter
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from tests.conftest import require
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
+from tests.harness.databases import database_from_url
 from tests.harness.looks import looks
 from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
 from tests.harness.slurm import SlurmSite

@@ -21,12 +21,12 @@ import pytest
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
-from metasched.db.backends import database_from_url
 from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, running_site
 from tests.e2e.test_doctor import findings
 from tests.harness.accounts import OPERATOR, A, B
+from tests.harness.databases import database_from_url
 
 # It writes each mail to a file. The first call fails; the mail of job "deadly" kills the daemon.
 PROGRAM = """#!/bin/sh

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from metasched.db import moving
-from metasched.db.backends import database_from_url
 from metasched.db.store import DatabaseInUse, StoreError
 from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from metasched.core.events import Outcome
 from metasched.db import reservations
-from metasched.db.backends import database_from_url
 from metasched.model.reservation import Reservation, ReservationState
 from tests.e2e.conftest import Site
 from tests.e2e.test_doctor import findings
+from tests.harness.databases import database_from_url
 
 GONE = "cluster gone is not configured"
 ME = getuser()

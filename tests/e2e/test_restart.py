@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from metasched.core.events import ListingReceived
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger
 from tests.e2e.conftest import COMMAND, TWO_LOCAL, Site
+from tests.harness.databases import database_from_url
 from tests.harness.http_calls import call
 
 

@@ -19,9 +19,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from metasched.db import postgresql
-from metasched.db.backends import database_from_url
 from metasched.db.postgresql import LockSession
 from tests.e2e.conftest import TWO_LOCAL, Site
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server
 from tests.harness.slurm import SlurmSite
 

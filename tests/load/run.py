@@ -18,12 +18,12 @@ import psutil
 
 from metasched.client.client import Client
 from metasched.client.connection import ClientError
-from metasched.db.backends import database_from_url
 from metasched.model.arrays import parse_array
 from tests.chaos import faults
 from tests.chaos.audit import audit
 from tests.chaos.stream import Promise, Stream, named, words
 from tests.harness import accounts
+from tests.harness.databases import database_from_url
 from tests.load.monitor import Monitor, Sample
 from tests.load.site import LoadedSite, Size, loaded_site, made_accounts
 from tests.load.user import SUBMITTED, Plan, Report

@@ -24,6 +24,7 @@ from sqlalchemy import Engine, insert, select, text, update
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.exc import IntegrityError
 
+from metasched.config.settings import ConfigError
 from metasched.core.events import (
     ClusterUnreachable,
     DaemonStarted,
@@ -38,7 +39,6 @@ from metasched.core.scheduler import Core
 from metasched.core.tasks import PastAttempt
 from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
-from metasched.db.backends import database_from_url
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import REVISION, attempt, epoch, instance, metadata, task
 from metasched.db.schema import event as event_table
@@ -55,6 +55,7 @@ from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partitio
 from metasched.model.job import Job, Payload, State
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server
 
 NOW = 1_000_000.0
@@ -383,7 +384,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     "url", ["nonsense", "mysql://me:secret@host/x", "sqlite://", "postgresql://me:secret@h:port/x"]
 )
 def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"sqlite:////path.*postgresql://") as refused:
+    with pytest.raises(ConfigError, match=r"sqlite:////path.*postgresql://") as refused:
         database_from_url(url, tmp_path)
     assert "secret" not in str(refused.value)
 

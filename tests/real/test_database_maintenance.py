@@ -29,7 +29,6 @@ from metasched.core.events import (
 from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db import ledger as ledgers
 from metasched.db import pruning
-from metasched.db.backends import database_from_url
 from metasched.db.integrity import CheckResult, check_database
 from metasched.db.job_pages import TaskFilter
 from metasched.db.ledger import Ledger, StoredJob
@@ -54,6 +53,7 @@ from metasched.model.job_usage import RunUsage
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
+from tests.harness.databases import database_from_url
 
 NOW = 1_000_000.0
 FACTS = ClusterInfo(

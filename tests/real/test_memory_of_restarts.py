@@ -27,6 +27,7 @@ from metasched.core.events import (
 from metasched.core.scheduler import Core
 from metasched.daemon.policy_activation import activate_scheduled
 from metasched.daemon.service import Daemon, SchedulerService
+from metasched.db.backends import database_at
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import checkpoint
 from metasched.db.store import Database, StorageFailed
@@ -121,7 +122,7 @@ def test_a_failed_service_is_freed_before_the_next_whose_state_no_collection_exa
             super()._write_steps(steps)
 
     async def fail_repeatedly() -> None:
-        ledger = FailingLedger(settings.database.open())
+        ledger = FailingLedger(database_at(settings.database_url).open())
         daemon = Daemon(settings, lambda: ledger, activate_scheduled)
         running = asyncio.create_task(daemon.run())
         for _ in range(3):

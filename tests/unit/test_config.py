@@ -65,7 +65,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_complete_configuration(file: Path) -> None:
     settings = load_settings(file)
-    assert str(settings.database) == str(file.parent / "data/ms.db")
+    assert settings.database_url.database == str(file.parent / "data/ms.db")
     assert settings.socket == file.parent / "run/ms.sock"
     assert settings.state_folder == file.parent / "data/ms.clusters"
     assert settings.policy == Policy(age=7200.0, pull_after=7.0, weights={"user": 2.0})

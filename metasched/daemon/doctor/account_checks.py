@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.findings import Finding, found, passed
+from metasched.db.backends import database_at
 from metasched.db.sqlite import Sqlite
 
 
@@ -32,7 +33,7 @@ def check_accounts(settings: Settings) -> Iterator[Finding]:
 
 def check_own_account(settings: Settings) -> Iterator[Finding]:
     """Note that findings are those of another account than the daemon's."""
-    database = settings.database
+    database = database_at(settings.database_url)
     if settings.site is None or not isinstance(database, Sqlite):
         return
     try:

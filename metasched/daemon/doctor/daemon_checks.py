@@ -18,6 +18,7 @@ from metasched.client.site_answers import ClusterRow, DescriptorsRow, HealthRow
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.cluster_checks import check_records
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+from metasched.db.backends import database_at
 from metasched.db.instances import read_first_dispatches
 from metasched.db.schema import attempt
 from metasched.db.store import Database
@@ -84,7 +85,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
             yield _unconfigured_reservation(reservation)
     down = {row["cluster"] for row in clusters if row["state"].startswith("down")}
     for job in unknown[:MAX_LISTED_JOBS]:
-        yield _unknown_job(job, tag_of_unknown(settings.database, job), down)
+        yield _unknown_job(job, tag_of_unknown(database_at(settings.database_url), job), down)
     if len(unknown) > MAX_LISTED_JOBS:
         remaining = f"{len(unknown) - MAX_LISTED_JOBS} more"
         yield found(

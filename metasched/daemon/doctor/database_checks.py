@@ -14,6 +14,7 @@ from metasched.config.settings import Settings
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
 from metasched.core.transitions import TaskEvent
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+from metasched.db.backends import database_at
 from metasched.db.instances import read_first_dispatches
 from metasched.db.schema import REVISION, attempt, change, task
 from metasched.db.sqlite import Sqlite
@@ -30,7 +31,7 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
 
     `before_start`: tables that the next start will create or upgrade are no problem.
     """
-    database = settings.database
+    database = database_at(settings.database_url)
     if isinstance(database, Sqlite):
         files = list(_check_files(database))
         yield from files

@@ -12,6 +12,7 @@ from pathlib import Path
 from metasched.config.reading import scheduled_policy_mistakes
 from metasched.config.settings import Settings
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
+from metasched.db.backends import database_at
 from metasched.db.sqlite import NETWORK_FILESYSTEMS, Sqlite, filesystem_type, nearest_existing
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
@@ -91,7 +92,7 @@ def check_disk(settings: Settings, before_start: bool = False) -> Iterator[Findi
 
     `before_start`: the folder need not exist yet.
     """
-    database = settings.database
+    database = database_at(settings.database_url)
     if not isinstance(database, Sqlite):
         return
     folder = database.path.parent

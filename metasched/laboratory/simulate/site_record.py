@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from metasched.config.database_url import parse_database_url, sqlite_url
 from metasched.config.reading import find_config, load_settings
-from metasched.db.backends import database_from_url
-from metasched.db.sqlite import Sqlite
+from metasched.db.backends import database_at
 from metasched.db.store import Database
 
 
@@ -18,11 +18,12 @@ def open_record(backup: str | None, config: Path | None) -> tuple[Database, dict
     """
     if backup is not None:
         is_url = "://" in backup
-        return (database_from_url(backup, None) if is_url else Sqlite(Path(backup))), {}
+        url = parse_database_url(backup, None) if is_url else sqlite_url(Path(backup))
+        return database_at(url), {}
     settings = load_settings(find_config(config))
     policies = {
         entry.cluster.name: str(entry.options["policy"])
         for entry in settings.clusters
         if entry.cluster.adapter == "local" and "policy" in entry.options
     }
-    return settings.database, policies
+    return database_at(settings.database_url), policies
