@@ -17,6 +17,7 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from metasched.config.database_url import sqlite_url
 from metasched.config.settings import CalendarSettings
 from metasched.core.calendar_events import CalendarRun
 from metasched.core.events import ClusterDrained, ClusterResumed, CoreEvent
@@ -75,7 +76,7 @@ class Calendars(KilledDaemon, RuleBasedStateMachine):
 
     @property
     def settings(self) -> Any:
-        return SimpleNamespace(calendar=FILE, database=None)
+        return SimpleNamespace(calendar=FILE, database_url=sqlite_url(Path("/b.db")))
 
     def write_backup(self, _: Any, folder: Path, name: str, due: float, copies: int) -> str:
         self.crash_here()

@@ -17,6 +17,7 @@ import pytest
 from msgspec import structs
 
 from metasched.api.calendar import calendar as list_calendar
+from metasched.config.database_url import sqlite_url
 from metasched.config.reading import load_settings, scheduled_policy_mistakes
 from metasched.config.settings import CalendarSettings, ConfigError
 from metasched.core.calendar_events import CalendarRun
@@ -203,7 +204,7 @@ class Host:
 
     def __init__(self, *entries: CalendarSettings) -> None:
         self.core = Site().core
-        self.settings = SimpleNamespace(calendar=entries, database=None)
+        self.settings = SimpleNamespace(calendar=entries, database_url=sqlite_url(Path("/b.db")))
         self.ledger = SimpleNamespace(next_reservation=self.next_id)
         self.events: list[CoreEvent] = []
         self.conditions: list[tuple[str, AuditRecord]] = []
