@@ -27,7 +27,7 @@ def layers() -> list[list[str]]:
 
 
 def imports_between_packages() -> set[tuple[str, str]]:
-    """Return each pair of packages directly below metasched of which the first imports the other."""
+    """Return (importer, imported) for each two packages directly below metasched."""
     graph = grimp.build_graph(ROOT, cache_dir=None)
     pairs = {
         (_package_of(importer), _package_of(imported))
