@@ -58,6 +58,19 @@ class Capabilities:
     reserves_named_nodes: bool = False  # metasched names the nodes; else the manager chooses them
     sets_slurm_variables: bool = False  # the manager itself sets SLURM_JOB_ID and the like
     job_options: tuple[str, ...] = ()  # those of `manager_options` that it honours
+    # name of the local policy most like the manager's own scheduling, in forecasts and simulations
+    # of a record; "": unknown, so `fcfs` stands for it, and doctor says so
+    local_policy: str = ""
+    # Pending tasks start in the order of metasched's priorities, not in that of their dispatch.
+    # Forecasts read it where the manager lists no queue (`Listing.queue`).
+    orders_by_priority: bool = False
+    takes_sbatch_options: bool = False  # `Submission.options` are options of sbatch
+    # Users reach it by Slurm's own commands. `Options` has config, bin_dir, tag_field, native_jobs.
+    has_slurm_commands: bool = False
+    # Without accounting, which a site may leave out, it forgets ends and reports no use of others:
+    # doctor warns where `ClusterInfo.accounting_source` or `use_source` is missing.
+    needs_accounting: bool = False
+    on_daemon_host: bool = False  # its processors are those of the daemon's host
 
 
 class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
@@ -80,7 +93,8 @@ class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True
     # epoch seconds from which the tasks' wait counts, later than `job.submitted` if they had to
     # follow other tasks of their user; 0: from `job.submitted`
     waits_since: float = 0.0
-    # scripts see metasched's id of the job in the variables of Slurm's, not the manager's
+    # scripts see metasched's id of the job in the variables of Slurm's, not the manager's;
+    # ignored for scripts of another dialect
     exports_job_id: bool = False
     # with `exports_job_id`: no native job has such ids, so the drop-in commands come first
     has_drop_ins: bool = True

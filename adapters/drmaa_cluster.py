@@ -146,6 +146,7 @@ class Drmaa(Adapter):
                 licences=bool(options.licences),
                 proves_absence=False,
                 job_options=(SIGNAL, APPEND),
+                local_policy="easy",  # PBS, LSF and Slurm, whose DRMAA is used so, backfill
             )
         return Capabilities(
             gres=True,
@@ -153,6 +154,7 @@ class Drmaa(Adapter):
             licences=True,
             memory=options.memory is not None,
             reservations=True,
+            local_policy="first-fit",
         )
 
     def add_former_instances(self, names: frozenset[str]) -> None:

@@ -179,8 +179,11 @@ class AdapterHost:
         return WorkerReply(delta=delta)
 
     def _submit(self, submission: Submission) -> WorkerReply:
+        is_slurm = submission.dialect == "slurm"
+        if not is_slurm:
+            submission = structs.replace(submission, exports_job_id=False)
         submission = with_login_environment(with_prologue(submission))
-        if submission.dialect != "slurm":
+        if not is_slurm:
             bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
             submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
         return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))

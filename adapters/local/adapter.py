@@ -105,6 +105,9 @@ class Local(Adapter):
             reservations=traits_of(options.policy).keeps_windows,
             limits_every_job=options.max_time is not None,
             job_options=(SIGNAL, SIGNAL_AT_DEFAULT, APPEND, NICE, NODELIST, EXCLUDE, UNLIMITED),
+            local_policy=options.policy,
+            orders_by_priority=True,
+            on_daemon_host=True,
         )
 
     @property

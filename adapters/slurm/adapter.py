@@ -83,6 +83,10 @@ class Slurm(Adapter):
         reserves_named_nodes=True,
         sets_slurm_variables=True,
         job_options=ALL_OPTIONS,
+        local_policy="easy",
+        takes_sbatch_options=True,
+        has_slurm_commands=True,
+        needs_accounting=True,
     )
 
     def __init__(

@@ -13,7 +13,6 @@ from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders
 from metasched.api.request import CurrentCaller, CurrentService
 from metasched.api.selection import find_cluster
-from metasched.api.slurm_options import SLURM_ADAPTER
 from metasched.api.whole_answers import live_answer
 from metasched.client.options import MAX_NAME_LENGTH
 from metasched.client.site_answers import (
@@ -151,10 +150,9 @@ async def native(_: CurrentCaller, service: CurrentService) -> NativeClustersAns
 
 
 def _native_row(service: SchedulerService, settings: ClusterSettings) -> NativeClusterRow:
-    """Return the data for a user's own command to reach a cluster. Paths are of Slurm alone."""
-    cluster, options = settings.cluster, {}
-    if cluster.adapter == SLURM_ADAPTER:
-        options = settings.options
+    """Return the data for a user's own command of Slurm to reach a cluster; others have none."""
+    cluster = settings.cluster
+    options = settings.options if settings.capabilities.has_slurm_commands else {}
     info, unreachable_reason = service.core.cluster_status(cluster.name)
     return {
         "cluster": cluster.name,

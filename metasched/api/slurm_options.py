@@ -1,4 +1,4 @@
-"""Options of sbatch that metasched does not interpret: they are passed on to Slurm clusters."""
+"""Options of sbatch that metasched does not interpret: clusters that take them get them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from metasched.client.schemas import JobRequest
+from metasched.config.settings import ClusterSettings
 from metasched.errors import ApiError, ParseError
-from metasched.model.cluster import Cluster
 from metasched.model.mail import MailRequest
 from metasched.model.mail_types import parse_mail_types
 
-SLURM_ADAPTER = "slurm"
 _MAIL_OPTIONS = {"--mail-type", "--mail-user"}
 
 
 def apply_slurm_options(
-    request: JobRequest, clusters: Sequence[Cluster]
+    request: JobRequest, clusters: Sequence[ClusterSettings]
 ) -> tuple[JobRequest, list[str]]:
-    """Write `slurm_options` as native options of each Slurm cluster that may run the job.
+    """Write `slurm_options` as native options of each cluster that takes them and may run the job.
 
     Return the request and warnings: a cluster of another kind runs the job without them, unless
     the request is `slurm_only`. ApiError if no Slurm cluster may run such a job.
@@ -29,8 +28,8 @@ def apply_slurm_options(
     if not request.slurm_options:
         return request, []
     names = " ".join(option.partition("=")[0] for option in request.slurm_options)
-    eligible = [c for c in clusters if not request.clusters or c.name in request.clusters]
-    slurm = [cluster.name for cluster in eligible if cluster.adapter == SLURM_ADAPTER]
+    eligible = [c for c in clusters if not request.clusters or c.cluster.name in request.clusters]
+    slurm = [entry.cluster.name for entry in eligible if entry.capabilities.takes_sbatch_options]
     warnings = []
     if request.slurm_only:
         if not slurm:

@@ -105,7 +105,8 @@ async def submit(
     for job in submission.jobs:
         _check_size(job)
     requests, passed_on = zip(
-        *(apply_slurm_options(job, service.core.clusters) for job in submission.jobs), strict=True
+        *(apply_slurm_options(job, service.settings.clusters) for job in submission.jobs),
+        strict=True,
     )
     requests, mail_warnings = zip(
         *(apply_mail(service.settings.mail, caller.user, job) for job in requests), strict=True

@@ -162,9 +162,9 @@ def _read_source(
     from metasched.laboratory.simulate.recorded_workload import read_period
     from metasched.laboratory.simulate.site_record import open_record
 
-    database, local_policies = open_record(options.database, options.config)
+    database = open_record(options.database, options.config)
     with database.snapshot() as connection:
-        return read_period(connection, since, until, local_policies), database
+        return read_period(connection, since, until), database
 
 
 def _traced_period(options: TryOptions, trace: Path) -> RecordedPeriod:

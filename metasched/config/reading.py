@@ -56,6 +56,7 @@ from metasched.paths import (
     personal_data,
     personal_socket,
 )
+from metasched.policies.local.registry import check_policy_name, check_suspends_none
 from metasched.policies.policy import Policy
 
 PluginT = TypeVar("PluginT")
@@ -335,6 +336,19 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
         )
 
 
+def _checked_local_policy(capabilities: Capabilities, location: str) -> str:
+    """Return `Capabilities.local_policy`. ConfigError if this installation has no such policy."""
+    name = capabilities.local_policy
+    try:
+        if name:
+            check_policy_name(name)
+            check_suspends_none(name)
+    except ValueError as error:
+        problem, _, fix = str(error).partition("; ")
+        raise ConfigError(f"{problem}, local_policy of the adapter, {location}; {fix}") from None
+    return name
+
+
 def _read_origin(path: Path, files: dict[Path, str]) -> PolicyOrigin:
     """Read the site's policy file; `files` receives its digest."""
     text = read_policy_text(path, files)
@@ -437,6 +451,8 @@ def _cluster_settings(
             guard=table.guard,
             granularity=capabilities.limit_granularity,
             job_options=capabilities.job_options,
+            local_policy=_checked_local_policy(capabilities, location),
+            orders_by_priority=capabilities.orders_by_priority,
             licence_features={
                 licence.name: licence.machines[table.name]
                 for licence in config.licence
@@ -448,7 +464,7 @@ def _cluster_settings(
         call_timeout=table.call_timeout,
         python=table.python,
         environment={**adapter_type.environment, **table.environment},
-        names_nodes=capabilities.reserves_named_nodes,
+        capabilities=capabilities,
         owner_calls=table.calls if config.site and adapter_type.concurrent_owners else 0,
         exports_ids_from=_exports_ids_from(
             table, config.daemon.first_id, capabilities.sets_slurm_variables, location

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy.engine import URL
-
+from metasched.adapters.base import Capabilities
 from metasched.config.tables import (
     DEFAULT_USE_INTERVAL,
     ConfigFile,
@@ -48,7 +47,7 @@ class ClusterSettings:
     call_timeout: float  # seconds
     python: str | None  # interpreter of the worker; None: that of the daemon
     environment: dict[str, str]  # added to the environment of the worker
-    names_nodes: bool = False  # reservations name nodes; else the manager chooses processors
+    capabilities: Capabilities = field(default_factory=Capabilities)  # of its adapter
     # number of owners whose commands run side by side; 0: all commands and polls run in sequence
     owner_calls: int = 0
     # lowest id of a job whose script sees it in Slurm's variables; None: all see the manager's.

@@ -285,7 +285,7 @@ def _in_queue(
     pending = (task for task in view.unstarted_tasks.values() if _stays_pending(task))
     if queue is None:
         first = list(islice(pending, MAX_TASKS))  # in the order of their dispatches
-        if view.cluster.adapter == "local":  # its queue has the order of metasched's own
+        if view.cluster.orders_by_priority:
             first.sort(key=attrgetter("queue_key", "task_id"))
         for tasks in _equal_runs(first):
             yield tasks, None

@@ -19,7 +19,6 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from metasched.config.settings import ClusterSettings
 from metasched.core.events import Outcome, StartsForecast
 from metasched.core.forecast_state import ForecastState, forecast_state, starts_forecast
 from metasched.core.scheduler import Core
@@ -37,9 +36,7 @@ from metasched.db.store import StorageFailed
 from metasched.forecast.estimates import MIN_LEARNT, Estimates, StartEstimate
 from metasched.model.job import Job, State
 from metasched.model.listing import ListedQueue
-from metasched.policies.local.orders import EASY, FirstFit
-from metasched.policies.local.queueing import NEVER, LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY
+from metasched.policies.local.queueing import NEVER
 
 log = logging.getLogger("metasched")
 
@@ -106,7 +103,6 @@ class Forecaster:
     def __init__(
         self,
         core: Core,
-        clusters: tuple[ClusterSettings, ...],
         changed: Callable[[], asyncio.Event],
         recent_runs: Callable[[int], list[tuple[Job, float]]],
         queues: Callable[[], Mapping[str, ListedQueue]],
@@ -121,7 +117,6 @@ class Forecaster:
         """
         self._core, self._changed, self._recent_runs = core, changed, recent_runs
         self._queues, self._runner = queues, runner or ForecastProcess()
-        self._policies = {entry.cluster.name: _policy_like(entry) for entry in clusters}
         self._notify = notify
         self._ended = deque[EndedRunTime](maxlen=MAX_ENDED)  # for the next request
         self._estimates: Mapping[TaskId, TaskEstimate] = {}  # replaced as a whole
@@ -202,7 +197,11 @@ class Forecaster:
         if self._learnt < MIN_LEARNT:
             return 0.0  # nothing would be shown: no process yet
         begun = time.thread_time()
-        state = forecast_state(self._core, self._policies, self._queues(), now)
+        policies = {
+            cluster.name: partial(make_forecast_policy, cluster.local_policy_or_fcfs)
+            for cluster in self._core.clusters
+        }
+        state = forecast_state(self._core, policies, self._queues(), now)
         used = time.thread_time() - begun
         targets = frozenset(index for index, tasks in enumerate(state.tasks) if tasks)
         self._has_waiting = bool(targets)
@@ -305,10 +304,3 @@ def _by_task(state: ForecastState, estimates: Estimates) -> dict[TaskId, TaskEst
             if start.late < NEVER:
                 by_task[task_id] = TaskEstimate(start, where, now)
     return by_task
-
-
-def _policy_like(entry: ClusterSettings) -> Callable[[], LocalPolicy]:
-    """Return the policy of a `local` cluster, or the policy most like that of its manager."""
-    if entry.cluster.adapter == "local":
-        return partial(make_forecast_policy, entry.options.get("policy", DEFAULT_POLICY))
-    return FirstFit if entry.cluster.adapter == "gridengine" else EASY

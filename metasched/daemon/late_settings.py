@@ -58,7 +58,7 @@ def check_reservation_units(settings: Settings, ledger: Ledger) -> None:
             continue
         confirmed = reservation.state is ReservationState.CONFIRMED
         nodes_pending = entry.cluster.binds_late and confirmed
-        if entry.names_nodes != bool(reservation.nodes or nodes_pending):
+        if entry.capabilities.reserves_named_nodes != bool(reservation.nodes or nodes_pending):
             unit = "nodes" if reservation.nodes else "processors, or of nodes to be chosen late"
             raise ConfigError(
                 f"reservation {reservation.id} is of {unit}, {settings.config_path}, "

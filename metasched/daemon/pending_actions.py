@@ -148,12 +148,11 @@ class PendingActions:
         if not attempts or core.decided_before_refusal(tasks[0]):
             return None
         info, _ = core.cluster_status(name)
-        dialect, first_id = script_dialect(payload.script), self._settings.exports_ids_from
+        first_id = self._settings.exports_ids_from
         chosen = choose_gres(tasks[0].job, attempts[0].gres_choice)
         job = translate_job(chosen, self._settings.cluster, info)
         exports_job_id = (
-            dialect == "slurm"
-            and first_id is not None
+            first_id is not None
             and job.id >= first_id
             and (first_id > 1 or has_sbatch_lines(payload.script))
         )
@@ -175,7 +174,7 @@ class PendingActions:
             makes_token=self._host.settings.jobs_make_tokens,
             exports_job_id=exports_job_id,
             has_drop_ins=first_id != 1,
-            dialect=dialect,
+            dialect=script_dialect(payload.script),
             prologue=self._settings.prologue,
             login=self._settings.login,
         )

@@ -172,7 +172,6 @@ class SchedulerService:
         self._series_planner = SeriesPlanner(self)
         self.forecaster = Forecaster(
             self.core,
-            settings.clusters,
             lambda: self.state_changed,
             ledger.recent_runs,
             self._listed_queues,

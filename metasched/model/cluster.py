@@ -50,9 +50,19 @@ class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_o
     # licence -> the manager's feature of the machines that can use it; unlisted: all machines
     licence_features: Mapping[str, str] = msgspec.field(default_factory=dict)
     job_options: tuple[str, ...] = ()  # those of `ManagerOptions` that its adapter supports
+    local_policy: str = ""  # as its adapter declares it (`Capabilities`); "": not declared
+    orders_by_priority: bool = False  # its queue has the order of metasched's priorities
 
     def __post_init__(self) -> None:
         require_positive(f"cluster {self.name}: benchmark", self.benchmark)
+
+    @property
+    def local_policy_or_fcfs(self) -> str:
+        """Name of the local policy that stands for its manager in forecasts and simulations.
+
+        FCFS, if its adapter declares none: it expects no job to start before its turn.
+        """
+        return self.local_policy or "fcfs"
 
     @property
     def has_listed_filesystems(self) -> bool:

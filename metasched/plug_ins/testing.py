@@ -49,7 +49,7 @@ SAMPLE_JOBS: Final[tuple[Job, ...]] = tuple(
 )
 SAMPLE_CLUSTERS: Final = (
     ClusterTraits("left", "slurm", 1.0, 128),
-    ClusterTraits("right", "gridengine", 2.5, 1),
+    ClusterTraits("right", "drmaa", 2.5, 1),
     ClusterTraits("unreported", "local", 0.1, 0),
 )
 # events of the interpreter's audit that are input or output

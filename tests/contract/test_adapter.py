@@ -15,7 +15,7 @@ import getpass
 import random
 import signal
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,11 @@ from metasched.model.cluster import NodeCapacity
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import State
 from metasched.model.listing import Listing, TaskClaim
+from metasched.model.manager_options import ALL_OPTIONS
 from metasched.model.reservation import manager_name
 from metasched.model.survey import ManagerReservation, ReservationSpec
 from metasched.model.tags import tag_of
+from metasched.policies.local.registry import check_policy_name, check_suspends_none
 
 if TYPE_CHECKING:
     from metasched.adapters.base import Submission
@@ -55,6 +57,40 @@ def nodes_of(manager: Manager) -> tuple[NodeCapacity, ...]:
 
 def words(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
+
+
+# Declared capabilities.
+
+
+def test_declared_capabilities_are_valid(manager: Manager) -> None:
+    declared = manager.adapter.capabilities
+    assert declared.limit_granularity > 0
+    assert set(declared.job_options) <= set(ALL_OPTIONS)
+    if not declared.reservations:
+        assert not declared.reserves_for_accounts
+        assert not declared.reserves_named_nodes
+    if declared.local_policy:
+        check_policy_name(declared.local_policy)
+        check_suspends_none(declared.local_policy)
+    if declared.has_slurm_commands:
+        names = {option.name for option in fields(manager.adapter.options)}
+        assert {"config", "bin_dir", "tag_field", "native_jobs"} <= names
+
+
+def test_a_job_of_a_higher_priority_overtakes_where_this_is_declared(manager: Manager) -> None:
+    if not manager.adapter.capabilities.orders_by_priority:
+        pytest.skip("its queue is not ordered by metasched's priorities")
+    blockers = manager.fill()
+    largest = max(nodes.cpus for nodes in nodes_of(manager))
+    orders = [manager.order("true", cpus=largest) for _ in range(2)]
+    for order, priority in zip(orders, (1, 10), strict=True):
+        manager.adapter.submit(structs.replace(order, priority=priority))
+    for blocker in blockers:
+        manager.withdraw(blocker)
+    late, early = (manager.wait_end(order) for order in orders)
+    assert early.ended is not None
+    assert late.started is not None
+    assert early.ended <= late.started
 
 
 # Life cycle of a job.

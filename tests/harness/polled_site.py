@@ -82,7 +82,8 @@ class PolledSite:
         self._run_times = {request.job.id: request.run_time for request in waiting}
         begun = waiting[0].job.submitted
         clusters = tuple(
-            Cluster(name=c.name, adapter="slurm", benchmark=c.benchmark) for c in self._clusters
+            Cluster(name=c.name, adapter="slurm", benchmark=c.benchmark, local_policy="easy")
+            for c in self._clusters
         )
         self._step(DaemonStarted(begun, INSTANCE, self._policy, clusters, 0, self._pools))
         self._poll(begun)

@@ -21,11 +21,16 @@ from metasched.core.scheduler import DECISION_VERSION, Core
 from metasched.db.ledger import Ledger
 from metasched.db.recovery import recorded_events
 from metasched.db.replay import replay
-from metasched.db.schema import attempt, checkpoint, dependency, job, task
+from metasched.db.schema import attempt, checkpoint, dependency, event, job, task
 from metasched.db.store import Database
-from metasched.laboratory.simulate.clusters import SimulatedCluster
-from metasched.laboratory.simulate.engine import Simulation
-from metasched.laboratory.simulate.recorded_workload import (
+from metasched.model.job import Job
+from metasched.model.licence import LicencePool
+from metasched.model.stored_names import EVENT_KINDS
+from metasched.policies.local.registry import make_policy
+from metasched.policies.policy import Policy
+from metasched.simulate.clusters import SimulatedCluster
+from metasched.simulate.engine import Simulation
+from metasched.simulate.recorded_workload import (
     NOT_ENDED,
     NOT_STARTED,
     NothingRecorded,
@@ -204,6 +209,38 @@ def test_a_gap_and_other_policies_are_reported(database: Database) -> None:
     )
     [note] = read(database, START - 86400 * 2, START + 9).notes
     assert note == "nothing is stored of the first 2.0 days of the period"
+
+
+def test_a_cluster_is_simulated_under_its_declared_local_policy(database: Database) -> None:
+    """Job 2 needs all processors; 3 needs half of them until after the end of 1."""
+    jobs = [
+        Job(id=id, submitted=START + id, estimated=limit, cpus=cpus, user="ada")
+        for id, cpus, limit in ((1, 4, 100.0), (2, 8, 100.0), (3, 4, 200.0))
+    ]
+    workload = Workload("three", tuple(WorkloadEntry(each, 90.0, each.id) for each in jobs))
+    record(simulation(workload, CLUSTERS[:1]), database)
+    assert read(database).local_policies == {"left": "easy"}
+    starts = {}
+    for declared in ("fcfs", "first-fit", ""):
+        _change_start(database, declared)
+        period = read(database)
+        starts[declared] = [round(each.start - START) for each in period.run(period.policy).jobs]
+        assert any("FCFS stands for" in note for note in period.notes) == (not declared)
+    assert starts == {"fcfs": [1, 91, 181], "first-fit": [1, 93, 3], "": [1, 91, 181]}
+    _change_start(database, "theirs")
+    with pytest.raises(NothingRecorded, match="policy theirs of cluster left is not installed"):
+        read(database)
+
+
+def _change_start(database: Database, local_policy: str) -> None:
+    """Let the recorded start of the daemon declare this local policy of each cluster."""
+    [started] = [each for each in _starts(database) if isinstance(each, DaemonStarted)]
+    clusters = tuple(
+        msgspec.structs.replace(each, local_policy=local_policy) for each in started.clusters
+    )
+    data = msgspec.json.encode(msgspec.structs.replace(started, clusters=clusters)).decode()
+    kind = EVENT_KINDS["DaemonStarted"]
+    change_rows(database, update(event).where(event.c.kind == kind).values(data=data))
 
 
 def _starts(database: Database) -> list[Any]:

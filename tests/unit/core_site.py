@@ -65,6 +65,8 @@ class Site:
                 fence_dir=fence_dir,
                 queue_depth=queue_depth,
                 maps=maps or {},
+                local_policy="easy",
+                orders_by_priority=True,
             )
             for n in ("left", "right")
         )

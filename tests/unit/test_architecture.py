@@ -8,13 +8,35 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from metasched.adapters.registry import ADAPTER_GROUP
+from metasched.client.dialects import PREFIXES, script_dialect
+
 ROOT = Path(__file__).parents[2]
 LINKED = ("adapters", "policies", "db")
 HEAVY = {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette", "uvicorn"}
+# Files that may have the name of an adapter or dialect, and why none of them asks
+# for the kind of a cluster.
+NAMING_FILES = {
+    "metasched/api/examples.py": "examples of answers",
+    "metasched/cli/init.py": "options of a command that writes a configuration",
+    "metasched/client/dialects.py": "names the dialects",
+    "metasched/config/reading.py": "the configuration of a host without a file",
+    "metasched/drop_in/sacct.py": "an option of the real command",
+    "metasched/drop_in/sbatch_options.py": "an effect of options: passed on to the manager",
+    "metasched/drop_in/sinfo.py": "an option of the real command",
+    "metasched/drop_in/sprio.py": "an option of the real command",
+    "metasched/drop_in/squeue.py": "an option of the real command",
+    "metasched/paths.py": "a folder",
+    "metasched/plug_ins/testing.py": "samples for authors of heuristics",
+    "metasched/site_setup/choices.py": "accounts that own files of a manager",
+    "metasched/site_setup/configuration.py": "writes a configuration",
+    "metasched/tuning/inputs.py": "key of the local policy",
+}
 
 
 def imports(folder: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -72,6 +94,40 @@ def test_what_runs_as_root_needs_nothing_but_the_standard_library() -> None:
     taken = {module for where, module, _ in imports("metasched") if "/launcher.py:" in where}
     assert "socket" in taken
     assert {module.partition(".")[0] for module in taken} <= sys.stdlib_module_names
+
+
+def names_of_kinds() -> set[str]:
+    """Return the names of the registered adapters and of the dialects of scripts."""
+    adapters = {entry.name for entry in entry_points(group=ADAPTER_GROUP)}
+    dialects = {script_dialect(f"#!/bin/sh\n{prefix} -V\n") for prefix in ("#SBATCH", *PREFIXES)}
+    assert {"local", "slurm", "drmaa"} <= adapters
+    assert {"slurm", "gridengine", "pbs"} <= dialects
+    return adapters | dialects
+
+
+def literals(tree: ast.AST, names: set[str]) -> Iterator[ast.Constant]:
+    """Yield the literals that are exactly such a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in names:
+            yield node
+
+
+def test_no_kind_of_cluster_is_asked_for_by_name() -> None:
+    """`Capabilities` says what differs between managers, also of adapters of other packages."""
+    names, naming, compared = names_of_kinds(), dict[str, list[int]](), list[str]()
+    paths = {path for folder in ("metasched", *LINKED) for path in (ROOT / folder).rglob("*.py")}
+    for path in sorted(path for path in paths if "adapters" not in path.parts):
+        file, tree = str(path.relative_to(ROOT)), ast.parse(path.read_bytes())
+        if lines := [node.lineno for node in literals(tree, names)]:
+            naming[file] = lines
+        compared += [
+            f"{file}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare | ast.MatchValue) and any(literals(node, names))
+        ]
+    assert compared == []
+    assert {file: lines for file, lines in naming.items() if file not in NAMING_FILES} == {}
+    assert NAMING_FILES.keys() <= naming.keys()  # no permission outlives its reason
 
 
 def test_no_change_of_state_is_dropped() -> None:

@@ -43,21 +43,23 @@ fence_dir = "/scratch/claims"
 
 
 @pytest.mark.parametrize(
-    ("cluster", "adapter", "records", "state", "warned"),
+    ("cluster", "records", "state", "warned"),
     [
-        ("alpha", "slurm", "", "up", True),
-        ("alpha", "slurm", "slurmdbd", "up", False),
-        ("alpha", "slurm", "", "down: silent", False),
-        ("alpha", "local", "", "up", False),
-        ("beta", "slurm", "", "up", False),
+        ("alpha", "", "up", True),
+        ("alpha", "slurmdbd", "up", False),
+        ("alpha", "", "down: silent", False),
+        ("here", "", "up", False),
+        ("beta", "", "up", False),
+        ("unknown", "", "up", False),  # the daemon reads another file
     ],
 )
-def test_a_slurm_without_accounting_and_claims_is_reported(
-    tmp_path: Path, cluster: str, adapter: str, records: str, state: str, warned: bool
+def test_a_manager_that_lacks_accounting_and_claims_is_reported(
+    tmp_path: Path, cluster: str, records: str, state: str, warned: bool
 ) -> None:
-    (tmp_path / "metasched.toml").write_text(SITE)
+    here = '[[cluster]]\nname = "here"\nadapter = "local"\ncpus = 4\n'
+    (tmp_path / "metasched.toml").write_text(SITE + here)
     settings = load_settings(tmp_path / "metasched.toml")
-    row = {"cluster": cluster, "adapter": adapter, "records": records, "state": state}
+    row = {"cluster": cluster, "records": records, "state": state}
     diagnoses = list(check_evidence(row, settings))
     assert [d.check for d in diagnoses] == (["records of alpha"] if warned else [])
     assert all("neither accounting nor claims" in d.text for d in diagnoses)
@@ -114,7 +116,6 @@ def test_a_file_of_completions_is_warned_of(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "metasched.toml")
     row = {
         "cluster": "beta",
-        "adapter": "slurm",
         "records": "jobcomp/filetxt, by id",
         "state": "up",
     }
@@ -150,7 +151,6 @@ def test_with_fair_share_the_accounting_of_a_cluster_is_checked(
     settings = load_settings(tmp_path / "metasched.toml")
     row = {
         "cluster": "alpha",
-        "adapter": "slurm",
         "state": "up",
         "use": {"source": source, "until": None, "breaker": use, "shares": shares},
     }

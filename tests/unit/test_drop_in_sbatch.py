@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import metasched
+from metasched.adapters.base import Capabilities
 from metasched.api.slurm_options import apply_slurm_options
 from metasched.client.option_words import FLAG
 from metasched.client.schemas import JobRequest
+from metasched.config.settings import ClusterSettings
 from metasched.drop_in import sbatch_options, sbatch_script, sbatch_values, slurm_time
 from metasched.drop_in.command import CommandError
 from metasched.drop_in.sbatch_options import OPTIONS, UsageError, parse_arguments
@@ -339,10 +341,17 @@ def request(**values: object) -> JobRequest:
     return JobRequest(**{**fixed, **values})  # type: ignore[arg-type]
 
 
-CLUSTERS = [Cluster(name="a", adapter="slurm"), Cluster(name="b", adapter="local")]
+CLUSTERS = [
+    ClusterSettings(
+        Cluster(name=name, adapter="mine"),
+        *({}, 1.0, 1.0, None, {}),
+        capabilities=Capabilities(takes_sbatch_options=takes),
+    )
+    for name, takes in (("a", True), ("b", False))
+]
 
 
-def test_each_slurm_cluster_gets_the_options() -> None:
+def test_each_cluster_that_takes_them_gets_the_options() -> None:
     options = ("--nice=5", "--comment=a b")
     passed, warnings = apply_slurm_options(
         request(slurm_options=options, native={"a": "--tmp=1"}), CLUSTERS

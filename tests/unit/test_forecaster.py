@@ -12,6 +12,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from metasched.api.explanations import describe_expectation, shown_start
 from metasched.core.events import ClusterUnreachable, JobSubmitted, UserAction, UserRequested
@@ -163,14 +164,9 @@ class InThisProcess:
 
 def forecaster_of(site: Site, ended: int = MIN_LEARNT, seconds: float = 40.0) -> Forecaster:
     """A forecaster that knows ended jobs of ann, each of the same run time."""
-    clusters = tuple(
-        SimpleNamespace(cluster=cluster, options={"policy": "easy"})
-        for cluster in site.core.clusters
-    )
     known = Job(id=9, submitted=NOW, estimated=100.0, cpus=1, user="ann", user_class="gold")
     forecaster = Forecaster(
         site.core,
-        clusters,  # type: ignore[arg-type]
         asyncio.Event,
         lambda limit: [(known, seconds)] * ended,
         dict,
@@ -191,6 +187,39 @@ def test_a_refresh_estimates_the_tasks_that_wait() -> None:
         assert estimate == TaskEstimate(StartEstimate(start, start, start), "left", NOW)
         assert forecaster.estimate(task_id, "right") is None  # it has moved since
     assert forecaster.estimate((1, 0), "left") is None  # it runs
+
+
+@pytest.mark.parametrize(
+    ("declared", "starts"),
+    [
+        ("fcfs", {2: 30, 3: 70, 4: 70}),
+        ("easy", {2: 30, 3: 70, 4: 0}),  # only 4 ends by its limit before 1 does
+        ("first-fit", {2: 50, 3: 0, 4: 30}),
+        ("", {2: 30, 3: 70, 4: 70}),  # an adapter that declares nothing
+    ],
+)
+def test_starts_are_forecast_by_the_declared_local_policy(
+    declared: str, starts: dict[int, float]
+) -> None:
+    """Job 1 has half of left for another 30 s, or 90 by its limit; 2 needs all of it."""
+    site = Site(pull=False)
+    left = structs.replace(site.core.clusters[0], local_policy=declared)
+    site.step(site.started(NOW, clusters=(left,)))
+    site.seen("left", facts(8))
+    owner = {"user": "ann", "user_class": "gold"}
+    for number, cpus, limit in ((1, 4, 100.0), (2, 8, 100.0), (3, 4, 100.0), (4, 4, 50.0)):
+        site.step(JobSubmitted(NOW, job(number, cpus=cpus, time_limit=limit, **owner)))
+        site.sent(number, native=str(number))
+    site.seen(
+        "left",
+        facts(8, 4, running_jobs=((NOW + 90, 4),), pending_jobs=3),
+        site.row(State.RUNNING, 1, started=NOW - 10),
+        *(site.row(State.PENDING, number) for number in starts),
+    )
+    forecaster = forecaster_of(site)
+    asyncio.run(forecaster.refresh(NOW))
+    expected = {number: forecaster.estimate((number, 0), "left") for number in starts}
+    assert {n: e and e.start.median - NOW for n, e in expected.items()} == starts
 
 
 def test_few_ended_tasks_are_a_reason() -> None:

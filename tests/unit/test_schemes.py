@@ -74,16 +74,16 @@ def test_sbatch_takes_what_waits_for_what_it_must_wait_for() -> None:
     ]
     held = [r._replace(direct=True) for r in before]
     last = request(5, 1, 2, 20)
-    assert where(run(SubmissionScheme(user_choice="slurm"), *held, last))[-1] == (1, 50)
+    assert where(run(SubmissionScheme(user_choice="sbatch"), *held, last))[-1] == (1, 50)
     assert where(run(SubmissionScheme(user_choice="foreseen"), *held, last))[-1] == (0, 10)
     assert where(run(SubmissionScheme(planned_dispatch=True), *held, last))[-1] == (0, 10)
 
 
 def test_sbatch_prefers_the_home_among_equals() -> None:
-    assert where(run(SubmissionScheme(user_choice="slurm"), request(1, 0, 1, 10, home="c2"))) == [
+    assert where(run(SubmissionScheme(user_choice="sbatch"), request(1, 0, 1, 10, home="c2"))) == [
         (1, 0)
     ]
-    assert where(run(SubmissionScheme(user_choice="slurm"), request(1, 0, 1, 10))) == [(0, 0)]
+    assert where(run(SubmissionScheme(user_choice="sbatch"), request(1, 0, 1, 10))) == [(0, 0)]
 
 
 def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
@@ -91,7 +91,7 @@ def test_sbatch_looks_at_the_machines_that_can_run_the_job() -> None:
     small = SimulatedCluster.of_machines("c1", [Machine(1) for _ in range(4)])
     large = SimulatedCluster.of_machines("c2", [Machine(2)])
     before = request(1, 0, 2, 30)
-    assert where(run(SubmissionScheme(user_choice="slurm"), before, clusters=[small, large])) == [
+    assert where(run(SubmissionScheme(user_choice="sbatch"), before, clusters=[small, large])) == [
         (1, 0)
     ]
 
@@ -150,5 +150,5 @@ def test_the_core_hears_of_other_peoples_jobs_in_sums(monkeypatch: pytest.Monkey
 def test_an_unknown_choice_is_reported() -> None:
     with pytest.raises(ValueError, match="must be one of home, random"):
         SubmissionScheme(user_choice="best")
-    names = {"home", "random", "duplicates", "shortest queue", "slurm", "foreseen"}
+    names = {"home", "random", "duplicates", "shortest queue", "sbatch", "foreseen"}
     assert set(USER_CHOICES) == names

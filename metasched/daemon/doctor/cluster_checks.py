@@ -23,13 +23,15 @@ from metasched.licence_servers.base import LicenceServerError
 from metasched.licence_servers.process import ServerQuery, query_server
 
 MAX_REPORT_TIME = 0.3  # seconds of a check's time for the process to report and end
-SLURM_ADAPTER = "slurm"
 
 
 def check_manager(entry: ClusterSettings, settings: Settings, timeout: float) -> Iterator[Finding]:
     """Query the manager of a cluster; nothing is changed there."""
     name, cluster = entry.cluster.name, entry.cluster
     check = f"manager of {name}"
+    if not cluster.local_policy:
+        text = f"forecast by FCFS, since adapter {cluster.adapter} declares no local_policy"
+        yield found("cluster-local-policy", f"expected starts on {name}", text)
     try:
         report = _inspect(entry, settings, timeout)
     except WorkerMissing as error:
@@ -57,27 +59,27 @@ def check_manager(entry: ClusterSettings, settings: Settings, timeout: float) ->
         choices = f"it has {', '.join(sorted(state.partitions)) or 'none'}"
         text = f"it has no partition {partition}, to which [cluster.map.partition] maps"
         yield found("cluster-partition", f"partitions of {name}", text, choices)
-    yield from check_records(name, cluster.adapter, state.records, bool(cluster.fence_dir))
+    yield from check_records(entry, state.records)
     if state.clock_lead is not None and abs(state.clock_lead) > MAX_CLOCK_SKEW:
         direction = "ahead of" if state.clock_lead > 0 else "behind"
         text = f"its controller is {abs(state.clock_lead):.0f} s {direction} this host"
         yield found("clock-differs", f"controller of {name}", text)
-    if cluster.adapter == "local" and state.cpus > (host_cpus := os.cpu_count() or 1):
+    if entry.capabilities.on_daemon_host and state.cpus > (host_cpus := os.cpu_count() or 1):
         text = f"cpus = {state.cpus}, this host has {host_cpus}"
         yield found("cluster-overcommitted", f"processors of {name}", text)
 
 
-def check_records(name: str, adapter: str, records: str, has_claims: bool) -> Iterator[Finding]:
+def check_records(entry: ClusterSettings, records: str) -> Iterator[Finding]:
     """Warn where nothing reliable remembers the end of a job that its manager has forgotten."""
-    check = f"records of {name}"
+    check = f"records of {entry.cluster.name}"
     if records.startswith("jobcomp/filetxt"):
         text = (
             "by a job name with line breaks any account can write lines of others into the file "
             "of jobcomp/filetxt"
         )
         yield found("cluster-forgeable", check, text)
-    if adapter == SLURM_ADAPTER and not records and not has_claims:
-        text = "neither accounting nor claims, so that a job which Slurm forgets stays unknown"
+    if entry.capabilities.needs_accounting and not records and not entry.cluster.fence_dir:
+        text = "neither accounting nor claims, so that a job that its manager forgets is unknown"
         yield found("cluster-records", check, text)
 
 

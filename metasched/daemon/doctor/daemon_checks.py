@@ -15,7 +15,7 @@ from metasched.client.client import Client
 from metasched.client.connection import NotFound
 from metasched.client.native_ids import first_id_problem
 from metasched.client.site_answers import ClusterRow, DescriptorsRow, HealthRow
-from metasched.config.settings import Settings
+from metasched.config.settings import ClusterSettings, Settings
 from metasched.daemon.doctor.cluster_checks import check_records
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.db.backends import database_at
@@ -246,9 +246,13 @@ def check_evidence(row: Mapping[str, Any], settings: Settings) -> Iterator[Findi
     """Warn where nothing remembers the end of a job that its manager has forgotten."""
     if row["state"].startswith("down"):
         return  # whether it has accounting is not known
-    fences = {entry.cluster.name: entry.cluster.fence_dir for entry in settings.clusters}
-    has_claims = bool(fences.get(row["cluster"]))
-    yield from check_records(row["cluster"], row["adapter"], row["records"], has_claims)
+    if (entry := _configured(row, settings)) is not None:
+        yield from check_records(entry, row["records"])
+
+
+def _configured(row: Mapping[str, Any], settings: Settings) -> ClusterSettings | None:
+    """Return the settings of a cluster of the daemon; None: doctor's file does not have it."""
+    return next((e for e in settings.clusters if e.cluster.name == row["cluster"]), None)
 
 
 def check_listing_age(row: Mapping[str, Any]) -> Iterator[Finding]:
@@ -299,8 +303,8 @@ def check_use(row: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     elif fair_share.shares_from == row["cluster"]:
         fix = "set up slurmdbd there, or write the shares into [fair_share]"
         yield found("fair-share-use", check, "it has no accounting, so it reports no shares", fix)
-    elif row["adapter"] == "slurm":
-        text = "no slurmdbd, so that only jobs of metasched count as use there"
+    elif (entry := _configured(row, settings)) and entry.capabilities.needs_accounting:
+        text = "no accounting, so that only jobs of metasched count as use there"
         yield found("fair-share-partial", check, text)
 
 

@@ -253,8 +253,8 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "cluster-records",
         "cluster",
         "warning",
-        "A Slurm without accounting and claims: forgotten jobs stay unknown.",
-        "set up slurmdbd, or give the cluster a fence_dir",
+        "Its manager has neither accounting nor claims: forgotten jobs stay unknown.",
+        "set up its accounting (Slurm: slurmdbd), or give the cluster a fence_dir",
     ),
     (
         "cluster-forgeable",
@@ -267,8 +267,15 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "cluster-overcommitted",
         "cluster",
         "note",
-        "A local cluster has more cpus than this host.",
+        "A cluster on this host has more cpus than the host.",
         "none needed",
+    ),
+    (
+        "cluster-local-policy",
+        "cluster",
+        "note",
+        "Its adapter does not say how its manager orders jobs: starts are forecast by FCFS.",
+        "declare local_policy in the capabilities of the adapter",
     ),
     (
         "claims-unusable",
@@ -289,7 +296,7 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "cluster",
         "warning",
         "Only jobs of metasched count as use there.",
-        "set up slurmdbd",
+        "set up its accounting (Slurm: slurmdbd)",
     ),
     # licence servers
     (

@@ -25,7 +25,7 @@ LOADS = (0.70, 0.85, 0.95)
 _PAPER_LOAD, _OBSERVED_LOAD = Policy(load="paper"), Policy(load="observed")
 SCHEMES: Mapping[str, tuple[Policy, SubmissionScheme]] = {
     # without metasched: users choose
-    "sbatch -M": (_PAPER_LOAD, SubmissionScheme(user_choice="slurm")),
+    "sbatch -M": (_PAPER_LOAD, SubmissionScheme(user_choice="sbatch")),
     "foreseen": (_PAPER_LOAD, SubmissionScheme(user_choice="foreseen")),
     "home": (_PAPER_LOAD, SubmissionScheme(user_choice="home")),
     "random": (_PAPER_LOAD, SubmissionScheme(user_choice="random")),

@@ -462,8 +462,9 @@ class Simulation:
                 queue_depth=self._queue_depth(c),
                 start_delay=0.0,
                 supports_reservations=self._desk is not None,
+                local_policy=getattr(manager.policy, "name", ""),
             )
-            for c in self.clusters
+            for c, manager in zip(self.clusters, self._managers, strict=True)
         )
         licences = {name for c in self.clusters for name in c.licences}
         pools = self._licence_pools if self._leasing else None

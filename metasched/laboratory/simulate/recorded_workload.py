@@ -43,9 +43,8 @@ from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
 from metasched.model.stored_names import EVENT_KINDS
 from metasched.policies.eligible import PERMANENT_REASONS, find_ineligibility
-from metasched.policies.local.orders import EASY, FirstFit
 from metasched.policies.local.queueing import LocalPolicy
-from metasched.policies.local.registry import DEFAULT_POLICY, make_excludable
+from metasched.policies.local.registry import check_policy_name, make_excludable
 from metasched.policies.policy import Policy
 
 GAP = 600.0  # seconds without a daemon that are reported
@@ -110,15 +109,11 @@ class RecordedPeriod:
 
 
 def read_period(
-    connection: Connection,
-    since: float | None = None,
-    until: float | None = None,
-    local_policies: Mapping[str, str] | None = None,
+    connection: Connection, since: float | None = None, until: float | None = None
 ) -> RecordedPeriod:
     """Read the tasks submitted from `since` to before `until` (epoch seconds; None: all).
 
-    `local_policies`: names of policies by local cluster, which no event has. NothingRecorded if
-    there is no such task.
+    NothingRecorded if there is no such task, or a local policy of the site is not installed here.
     """
     first, last = -math.inf if since is None else since, math.inf if until is None else until
     site = _read_site(connection, first, last)
@@ -153,18 +148,21 @@ def read_period(
         limits=site.started.limits,
         drains=tuple(_read_drains(connection, site, first, last)),
         notes=(*site.notes, *reader.notes(), *_foreign_use(connection, first, last)),
-        local_policies={
-            name: (local_policies or {}).get(name) or _policy_like(entry)
-            for name, entry in site.clusters.items()
-        },
+        local_policies={name: _installed_policy(entry) for name, entry in site.clusters.items()},
     )
 
 
-def _policy_like(entry: Cluster) -> str:
-    """Return the default of our clusters, or the policy most like that of a manager."""
-    if entry.adapter == "local":
-        return DEFAULT_POLICY
-    return FirstFit.name if entry.adapter == "gridengine" else EASY.name
+def _installed_policy(entry: Cluster) -> str:
+    """Return the local policy of a recorded cluster. NothingRecorded if it is not installed."""
+    name = entry.local_policy_or_fcfs
+    try:
+        check_policy_name(name)
+    except ValueError as error:
+        raise NothingRecorded(
+            f"policy {name} of cluster {entry.name} is not installed here ({error}); "
+            "install its package"
+        ) from None
+    return name
 
 
 # The site
@@ -219,6 +217,11 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
         notes.append("fair share begins without use from before the period")
     pools, pool_notes = _read_pools(connection, started)
     clusters = {name: entry for name, entry in latest_clusters.items() if name in infos}
+    if undeclared := sorted(name for name, entry in clusters.items() if not entry.local_policy):
+        notes.append(
+            "FCFS stands for the managers of clusters whose adapters declare no local policy: "
+            f"{', '.join(undeclared)}"
+        )
     return _Site(started, clusters, infos, pools, (*notes, *pool_notes))
 
 

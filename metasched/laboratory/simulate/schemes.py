@@ -128,6 +128,6 @@ USER_CHOICES: dict[str, UserChoice] = {
     "random": choose_random,
     "duplicates": choose_all,
     "shortest queue": choose_shortest_queue,
-    "slurm": choose_like_slurm,
+    "sbatch": choose_like_slurm,
     "foreseen": choose_foreseen,
 }

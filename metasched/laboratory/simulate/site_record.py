@@ -10,20 +10,12 @@ from metasched.db.backends import database_at
 from metasched.db.store import Database
 
 
-def open_record(backup: str | None, config: Path | None) -> tuple[Database, dict[str, str]]:
-    """Return the database, and the policies of its local clusters as far as they are known.
+def open_record(backup: str | None, config: Path | None) -> Database:
+    """Return the database that has the record.
 
-    `backup`: a file or URL; None: the database of `configuration`, by default the nearest
-    configuration. Policies of local clusters are in no event, so those of a backup are unknown.
+    `backup`: a file or URL; None: the database of `config`, by default of the nearest
+    configuration.
     """
-    if backup is not None:
-        is_url = "://" in backup
-        url = parse_database_url(backup, None) if is_url else sqlite_url(Path(backup))
-        return database_at(url), {}
-    settings = load_settings(find_config(config))
-    policies = {
-        entry.cluster.name: str(entry.options["policy"])
-        for entry in settings.clusters
-        if entry.cluster.adapter == "local" and "policy" in entry.options
-    }
-    return database_at(settings.database_url), policies
+    if backup is None:
+        return load_settings(find_config(config)).database
+    return database_from_url(backup, None) if "://" in backup else Sqlite(Path(backup))

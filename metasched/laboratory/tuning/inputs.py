@@ -115,9 +115,8 @@ def _read_trace(sources: InputSources) -> TuningInputs:
 def _read_record(sources: InputSources) -> TuningInputs:
     """Read the record of the site in the ledger. The present policy is recorded, or a file."""
     config = None if sources.config is None else Path(sources.config)
-    database, local_policies = open_record(sources.database, config)
-    with database.snapshot() as connection:
-        recorded = read_period(connection, local_policies=local_policies)
+    with open_record(sources.database, config).snapshot() as connection:
+        recorded = read_period(connection)
     present = recorded.policy if sources.policy is None else read_policy(Path(sources.policy))
     settings = SimulationSettings(
         meta_policy=present, licence_pools=recorded.pools, seed=sources.seed
