@@ -98,6 +98,39 @@ def test_jobs_of_others_do_not_hide_the_start_on_grid_engine(
     site.until_ended(job)
 
 
+def test_a_grid_engine_cell_is_forecast_by_first_fit(site: Site, gridengine_cell: Cell) -> None:
+    """Half of the cell is free, but the first pending job needs all of it.
+
+    A cell lets a job that fits overtake it, whatever that delays. EASY would let it wait for both.
+    """
+    gridengine_cell.empty()
+    wide = ONE_LOCAL.replace("cpus = 4", "cpus = 50")  # the known tasks end soon
+    python = gridengine_cell.python(site.folder / "python")
+    site.configure(wide + gridengine_cell.table(python, "poll_interval = 1\nsettle = 1\n"))
+    site.start()
+    arguments = ("-n", "1", "--array", "1-100", "--time", "60", "--cluster", "here")
+    site.until_ended(site.submit(*arguments, "--wrap", "true"))
+    options = ("-terse", "-b", "y", "-pe", "smp", "4", "-o", "/dev/null", "-j", "y")
+    other = gridengine_cell.run("qsub", *options, "-l", "h_rt=1800", "sleep", "600").strip()
+    site.until(lambda: site.cluster_rows()[-1]["used"] == 4)
+    begun = datetime.now(UTC)
+    head = site.submit("-n", "8", "--time", "20", "--cluster", "cell", "--wrap", "true")
+
+    def seconds_until(moment: str) -> float:
+        return (datetime.fromisoformat(moment) - begun).total_seconds()
+
+    moment = site.until(lambda: site.row(head)["expected_start"])
+    assert seconds_until(moment) > 600  # no known task has run for so long
+    job = ("-n", "4", "--time", "50", "--cluster", "cell", "--wrap", "true")
+    answer = json.loads(site.run("submit", "--dry-run", "--json", *job).stdout)
+    assert seconds_until(answer["expected_start"]) < 600
+    [row] = site.until_ended(site.submit(*job))  # and so it is
+    assert row["state"] == "completed"
+    assert site.row(head)["state"] == "pending"
+    gridengine_cell.run("qdel", other)
+    site.until_ended(head)
+
+
 def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> None:
     """Right owes far more by limits; but its pending job will end as soon as all known ones did."""
     right = ONE_LOCAL.replace('"here"', '"right"')

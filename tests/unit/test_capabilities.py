@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 from msgspec import structs
 
-from metasched.adapters.base import Adapter, Submission
-from metasched.adapters.inspection import InspectionReport, ManagerState
+from metasched.adapters.base import Adapter, ManagerState, Submission
+from metasched.adapters.inspection import InspectionReport
 from metasched.adapters.worker import AdapterHost
 from metasched.api.clusters import _native_row
 from metasched.config.reading import load_settings
