@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sqlalchemy.engine import URL
+
 from metasched.adapters.base import Capabilities
 from metasched.config.tables import (
     DEFAULT_USE_INTERVAL,

@@ -23,14 +23,9 @@ from metasched.db.recovery import recorded_events
 from metasched.db.replay import replay
 from metasched.db.schema import attempt, checkpoint, dependency, event, job, task
 from metasched.db.store import Database
-from metasched.model.job import Job
-from metasched.model.licence import LicencePool
-from metasched.model.stored_names import EVENT_KINDS
-from metasched.policies.local.registry import make_policy
-from metasched.policies.policy import Policy
-from metasched.simulate.clusters import SimulatedCluster
-from metasched.simulate.engine import Simulation
-from metasched.simulate.recorded_workload import (
+from metasched.laboratory.simulate.clusters import SimulatedCluster
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.recorded_workload import (
     NOT_ENDED,
     NOT_STARTED,
     NothingRecorded,
@@ -41,6 +36,7 @@ from metasched.laboratory.simulate.synthetic import generate_lublin
 from metasched.laboratory.simulate.workload import Overlay, Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
+from metasched.model.stored_names import EVENT_KINDS
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from tests.harness.recorded_site import record

@@ -35,7 +35,7 @@ NAMING_FILES = {
     "metasched/plug_ins/testing.py": "samples for authors of heuristics",
     "metasched/site_setup/choices.py": "accounts that own files of a manager",
     "metasched/site_setup/configuration.py": "writes a configuration",
-    "metasched/tuning/inputs.py": "key of the local policy",
+    "metasched/laboratory/tuning/inputs.py": "key of the local policy",
 }
 
 

@@ -301,7 +301,7 @@ def check_use(row: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
         if not (use["breaker"]["failures"] or use["shares"]["failures"]):
             yield passed(check, f"{use['source']}, use until {use['until'] or 'not yet'}")
     elif fair_share.shares_from == row["cluster"]:
-        fix = "set up slurmdbd there, or write the shares into [fair_share]"
+        fix = "set up its accounting (Slurm: slurmdbd), or write the shares into [fair_share]"
         yield found("fair-share-use", check, "it has no accounting, so it reports no shares", fix)
     elif (entry := _configured(row, settings)) and entry.capabilities.needs_accounting:
         text = "no accounting, so that only jobs of metasched count as use there"

@@ -17,5 +17,6 @@ def open_record(backup: str | None, config: Path | None) -> Database:
     configuration.
     """
     if backup is None:
-        return load_settings(find_config(config)).database
-    return database_from_url(backup, None) if "://" in backup else Sqlite(Path(backup))
+        return database_at(load_settings(find_config(config)).database_url)
+    is_url = "://" in backup
+    return database_at(parse_database_url(backup, None) if is_url else sqlite_url(Path(backup)))
