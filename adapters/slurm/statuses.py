@@ -20,7 +20,7 @@ from metasched.adapters.slurm.listing import (
     task_count,
 )
 from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
-from metasched.model.host_lists import expand_hosts
+from metasched.model.host_lists import count_hosts
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, QuarantinedRow
 from metasched.model.tags import parse_number, parse_tag
@@ -83,7 +83,7 @@ def is_readable(line: QueueLine) -> bool:
         times = (line.submitted, line.eligible, line.start, line.end)
         [parse_epoch_time(time) for time in times]
         parse_duration(line.limit)
-        expand_hosts(line.nodes)
+        count_hosts(line.nodes)
         cpus = parse_int(line.cpus.partition("-")[0])
         parse_int(line.priority), parse_int(line.restarts)
         return cpus >= 0 and task_count(line.id) > 0 and line.id[:1].isdecimal()

@@ -61,15 +61,16 @@ def parse_nice(text: str) -> int:
 
 def parse_nodes_by_name(text: str) -> str:
     """Check a list of nodes such as `n[1-3],m1`; return it. ParseError for any other text."""
-    depth = 0
-    for character in text:
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if depth not in (0, 1) or not (character.isalnum() or character in "_.-,[]"):
-            depth = -1
-            break
-    if depth or not text or not text.isascii() or any(not part for part in text.split(",")):
-        raise ParseError(f"{quote_for_error(text)} is no list of nodes", "write n1,n2 or n[1-2]")
-    return text
+    from metasched.model.host_lists import count_hosts  # few jobs name nodes
+
+    problem = f"{quote_for_error(text)} is no list of nodes"
+    if text.isascii() and all(letter.isalnum() or letter in "_.-,[]" for letter in text):
+        try:
+            if count_hosts(text):
+                return text
+        except ValueError as error:
+            problem = str(error)
+    raise ParseError(problem, "write n1,n2 or n[1-2]")
 
 
 def _is_number(text: str, digits: int) -> bool:

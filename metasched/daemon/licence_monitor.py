@@ -17,7 +17,7 @@ from metasched.core.scheduler import Core
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.host import SchedulerHost
 from metasched.licence_servers.base import LicenceServerError, UsageReport
-from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
+from metasched.licence_servers.matching import LeasedTokens, count_outside, job_hosts
 from metasched.licence_servers.process import ServerQuery, query_server
 from metasched.model.audit import AuditKind, AuditRecord
 from metasched.model.licence import LicenceCount, LicencePool
@@ -159,7 +159,7 @@ def leased_tokens(core: Core, licence: str) -> dict[tuple[int, int, int], Leased
         if attempt.started is not None:
             tokens[lease.job, lease.index, lease.attempt] = LeasedTokens(
                 user=task.job.user,
-                hosts=expand_hosts(attempt.node),
+                hosts=job_hosts(attempt.node),
                 since=attempt.started,
                 count=lease.tokens[licence],
             )

@@ -90,8 +90,6 @@ ENDED_REASONS = {
     "NODE_FAIL": "NodeDown",
 }
 _UNITS = "KMGTP"
-_MAX_HOSTS = 1_000_000  # of a list that is expanded
-_MAX_DIGITS = 18  # of a number in the name of a host
 NO_INDEX = 2**32 - 2  # index of a job that is no single task of an array, in Slurm's paths
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
@@ -227,12 +225,20 @@ class Job:
 
     @property
     def nodes(self) -> list[str]:
-        """Its nodes, in the manager's order."""
-        return expand_hostlist(self.row["node_list"]) if self.row["node_list"] else []
+        """Its nodes, in the manager's order; a text that is no list is one name."""
+        from metasched.model.host_lists import expand_hosts
+
+        text = self.row["node_list"] or ""
+        try:
+            return list(expand_hosts(text))
+        except ValueError:
+            return [text]
 
     @property
     def node_count(self) -> int:
-        return len(self.nodes) or self.row["nodes"] or 1
+        from metasched.model.host_lists import count_nodes
+
+        return count_nodes(self.row["node_list"] or "") or self.row["nodes"] or 1
 
     @property
     def memory(self) -> str:
@@ -456,47 +462,3 @@ def user_group(user: str) -> tuple[str, str]:
         return grp.getgrgid(number).gr_name, str(number)
     except KeyError:
         return str(number), str(number)
-
-
-def expand_hostlist(text: str) -> list[str]:
-    """Return the hosts of `a[1-3,07],b`; a list that cannot be expanded is one host."""
-    hosts: list[str] = []
-    for part in _split_outside_brackets(text):
-        expanded = _hosts_of(part)
-        if expanded is None or len(hosts) + len(expanded) > _MAX_HOSTS:
-            return [text]
-        hosts += expanded
-    return hosts
-
-
-def _hosts_of(part: str) -> list[str] | None:
-    """Return the hosts of `a[1-3,07]x[1-2]`; None: there are too many, or it has no ranges."""
-    hosts = [""]
-    while True:
-        prefix, bracket, rest = part.partition("[")
-        ranges, closing, rest = rest.partition("]")
-        if not bracket or not closing:
-            return [host + part for host in hosts]
-        numbers: list[str] = []
-        for bounds in ranges.split(","):
-            first, dash, last = bounds.partition("-")
-            last = last if dash else first
-            is_number = first.isdecimal() and last.isdecimal()
-            if not is_number or max(len(first), len(last)) > _MAX_DIGITS:
-                return None
-            count = int(last) - int(first) + 1
-            if (len(numbers) + count) * len(hosts) > _MAX_HOSTS:
-                return None
-            numbers += [f"{int(first) + i:0{len(first)}}" for i in range(count)]
-        hosts = [f"{host}{prefix}{number}" for host in hosts for number in numbers]
-        part = rest
-
-
-def _split_outside_brackets(text: str) -> Sequence[str]:
-    parts, depth, start = [], 0, 0
-    for position, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            parts.append(text[start:position])
-            start = position + 1
-    return [part for part in (*parts, text[start:]) if part]

@@ -45,6 +45,16 @@ def parse_codes(text: str, error: str) -> frozenset[str]:
     return frozenset(codes)
 
 
+def named_nodes(command: str, nodes: str) -> frozenset[str]:
+    """Return the nodes of `--nodelist`. CommandError if it is no list of them."""
+    from metasched.model.host_lists import cluster_hosts  # few calls name nodes
+
+    try:
+        return cluster_hosts(nodes)
+    except ValueError:
+        raise CommandError(f"{command}: error: '{nodes}' invalid entry for --nodelist") from None
+
+
 def fold_waiting(jobs: Sequence[Job], ids: Sequence[str] = ()) -> list[Job]:
     """Fold the waiting tasks of an array, with one reason, into a line as `17_[4-9%2]`.
 

@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 
-from metasched.drop_in.command import real_arguments, real_environment
+from metasched.drop_in.command import CommandError, real_arguments, real_environment
 from metasched.drop_in.format_language import printable
-from metasched.drop_in.job import expand_hostlist
 from metasched.drop_in.native_clusters import slurm_clusters
+from metasched.model.host_lists import expand_hosts
 
 TYPE_CHECKING = False  # as that of typing
 if TYPE_CHECKING:
@@ -111,7 +111,10 @@ def show_nodes(clusters: NativeClusters, arguments: Sequence[str], words: Sequen
 
     `arguments` are options of the real command. Return the exit code.
     """
-    wanted = [host for word in words for host in expand_hostlist(word)]
+    try:
+        wanted = expand_hosts(" ".join(words))
+    except ValueError:
+        raise CommandError(f"unable to parse node list {' '.join(words)}") from None
     nodes = _Nodes("scontrol", clusters, None, [*arguments, "show", "node"])
     missing = dict.fromkeys(wanted)
     for _, output in nodes.answers():

@@ -19,7 +19,6 @@ from metasched.drop_in.command import (
 from metasched.drop_in.format_language import parse_width, printable
 from metasched.drop_in.job import (
     Job,
-    expand_hostlist,
     format_clock,
     format_memory,
     format_time,
@@ -29,6 +28,7 @@ from metasched.drop_in.job import (
 from metasched.drop_in.job_filters import (
     fold_waiting,
     is_job_id,
+    named_nodes,
     parse_codes,
     user_name,
     words_of,
@@ -396,7 +396,8 @@ def _selected(
     wanted = {key: words_of(options.get(option, "")) for option, key in keys.items()}
     # in any case of the letters, as slurmdbd's database compares them
     folded = {key: words_of(options.get(key, "").lower()) for key in ("name", "account", "qos")}
-    nodes = set(expand_hostlist(options.get("nodelist", "")))
+    node_list = options.get("nodelist", "")
+    nodes = named_nodes("sacct", node_list)
     least_nodes, most_nodes = _parse_range("nnodes", options)
     least_cpus, most_cpus = _parse_range("ncpus", options)
     if chosen is not None and "all" not in words_of(options["cluster"]):
@@ -409,7 +410,7 @@ def _selected(
         and (job.submitted or 0.0) <= latest
         and all(not words or job.row[key] in words for key, words in wanted.items())
         and all(not words or (job.row[key] or "").lower() in words for key, words in folded.items())
-        and (not nodes or nodes.intersection(job.nodes))
+        and (not node_list or nodes.intersection(job.nodes))
         and least_nodes <= job.node_count <= most_nodes
         and least_cpus <= job.row["cpus"] <= most_cpus
     ]

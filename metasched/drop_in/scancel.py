@@ -24,12 +24,11 @@ from metasched.drop_in.job import (
     OPEN_STATES,
     UNSET,
     Job,
-    expand_hostlist,
     own_states,
     slurm_state,
     user_id,
 )
-from metasched.drop_in.job_filters import is_job_id, user_name, words_of
+from metasched.drop_in.job_filters import is_job_id, named_nodes, user_name, words_of
 from metasched.drop_in.native_clusters import read_clusters, run_native
 from metasched.paths import FOLD
 
@@ -282,7 +281,9 @@ def _selected(
         "reservation": options.get("reservation"),
     }
     folded = {key: options[key].lower() for key in ("account", "qos") if key in options}
-    nodes = set(expand_hostlist(_node_list(options["nodelist"]))) if "nodelist" in options else None
+    nodes = None
+    if "nodelist" in options:
+        nodes = named_nodes("scancel", _node_list(options["nodelist"]))
     names = None if chosen is None else [cluster.name for cluster in chosen]
 
     def is_there(job: Job) -> bool:

@@ -22,7 +22,6 @@ from metasched.drop_in.job import (
     OPEN_STATES,
     UNSET,
     Job,
-    expand_hostlist,
     format_clock,
     format_time,
     parse_time,
@@ -215,14 +214,17 @@ def _show(subject: str, names: Sequence[str], one_line: bool, real: _Real) -> in
     if name in ("job", "jobs", "jobid"):
         return _show_jobs(names, one_line, real)
     if name in ("hostnames", "hostname"):
+        from metasched.model.host_lists import expand_hosts  # few calls need it
+
         hosts = names[0] if names else os.environ.get("SLURM_JOB_NODELIST", "")
         if not hosts:
             fail("scontrol: error: host list is empty")
             return 0  # as the real command
-        if not (expanded := expand_hostlist(hosts)):  # of a[3-1]
+        try:
+            for host in expand_hosts(hosts):
+                print(printable(host))
+        except ValueError:
             fail(f"Invalid hostlist: {printable(hosts)}")
-            return 0
-        print("\n".join(printable(host) for host in expanded))
         return 0
     if real.chosen is not None:
         return real.run(["show", subject, *names], is_last=True)

@@ -17,7 +17,7 @@ from metasched.drop_in.command import (
     read_arguments,
     real_arguments,
 )
-from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, Job, expand_hostlist, user_id
+from metasched.drop_in.job import OPEN_STATES, SLURM_STATES, Job, user_id
 from metasched.drop_in.job_fields import (
     DEFAULT_FORMAT,
     JOB_FORMATS,
@@ -28,6 +28,7 @@ from metasched.drop_in.job_filters import (
     OPEN_CODES,
     fold_waiting,
     is_job_id,
+    named_nodes,
     parse_codes,
     user_name,
     words_of,
@@ -300,7 +301,8 @@ def _selected(
     accepted = {"partition": words_of(options.get("partition", "")), "user": users}
     # as in Slurm, in any case of the letters
     folded = {key: words_of(options.get(key, "").lower()) for key in ("name", "account", "qos")}
-    nodes = set(expand_hostlist(options.get("nodelist", "")))
+    node_list = options.get("nodelist", "")
+    nodes = named_nodes("squeue", node_list)
     licences = set(words_of(options.get("licenses", "")))
     reservations = words_of(options.get("reservation", ""))
     return [
@@ -309,7 +311,7 @@ def _selected(
         if (not codes or job.code in codes)
         and all(not words or job.row[key] in words for key, words in accepted.items())
         and all(not words or (job.row[key] or "").lower() in words for key, words in folded.items())
-        and (not nodes or nodes.intersection(job.nodes))
+        and (not node_list or nodes.intersection(job.nodes))
         and (not licences or licences.intersection(job.row["licences"]))
         and (not reservations or job.text_of("reservation") in reservations)
     ]

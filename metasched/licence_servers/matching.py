@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metasched.licence_servers.base import Feature, LicenceUse
+from metasched.model.host_lists import expand_hosts
 
 # Seconds that a token may be older than the job that holds it: servers report whole minutes,
 # and clocks differ.
 START_TOLERANCE = 120.0
-_MAX_HOSTS = 100_000  # of a job
-_MAX_LIST_CHARACTERS = 65536
-
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -76,37 +73,9 @@ def short_host_name(host: str) -> str:
     return name if re.fullmatch(r"[0-9.]+|.*:.*", name) else name.partition(".")[0]
 
 
-def expand_hosts(nodes: str) -> frozenset[str] | None:
-    """Return the hosts of a list such as `n[1-3,07],m2`; None if it is empty or invalid."""
-    if not nodes or len(nodes) > _MAX_LIST_CHARACTERS:
+def job_hosts(nodes: str) -> frozenset[str] | None:
+    """Return the short names of a job's hosts; None: the list is empty or invalid."""
+    try:
+        return frozenset(map(short_host_name, expand_hosts(nodes))) or None
+    except ValueError:
         return None
-    hosts: set[str] = set()
-    for part in _split_host_list(nodes):
-        prefix, bracket, after_bracket = part.partition("[")
-        ranges, _, suffix = after_bracket.partition("]")
-        if not bracket:
-            hosts.add(short_host_name(part))
-            continue
-        for host_range in ranges.split(","):
-            match = _RANGE.fullmatch(host_range)
-            if match is None:
-                return None
-            first, last = match[1], match[2] or match[1]
-            if int(last) - int(first) + len(hosts) >= _MAX_HOSTS:
-                return None
-            for number in range(int(first), int(last) + 1):
-                hosts.add(short_host_name(f"{prefix}{number:0{len(first)}d}{suffix}"))
-    return frozenset(hosts) or None
-
-
-def _split_host_list(nodes: str) -> Iterator[str]:
-    """Split a list at commas outside brackets."""
-    depth, part = 0, ""
-    for character in nodes:
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            yield part
-            part = ""
-        else:
-            part += character
-    yield part

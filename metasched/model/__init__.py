@@ -5,6 +5,7 @@ cluster               clusters as configured, and their state as reported
 listing               listings and accounting records of managers
 arrays                ranges of array tasks, and the variables of each task
 dependencies          syntax of dependencies between jobs
+host_lists            lists of hosts as Slurm writes them: n[1-3],m1
 output_paths          output paths with %A, %a and the like
 tags                  tags that identify dispatches in managers
 job_token             tokens that jobs make for calls of the daemon

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from metasched.model.host_lists import expand_hosts
+from metasched.model.host_lists import count_nodes
 from metasched.model.job import Job, State
 
 SHORTEST_RUN = 10.0  # seconds; the bound of the bounded slowdown (Feitelson 2001)
@@ -150,15 +149,6 @@ def count_deadline(deadline: float, state: State, ended: float) -> UseSums:
         lateness=late,
         max_lateness=late,
     )
-
-
-@lru_cache(maxsize=1024)  # a listing names the same nodes again and again
-def count_nodes(node: str) -> int:
-    """Return the number of nodes in a manager's list; a name that is no list counts 1."""
-    try:
-        return len(expand_hosts(node))
-    except ValueError:
-        return 1
 
 
 def _gpus_per_node(gres: Mapping[str, int]) -> int:

@@ -1,30 +1,58 @@
-"""Lists of hosts as Slurm writes them, such as `n1,rack[1-2,07]x[1-2]`. Pure."""
+"""Lists of hosts as Slurm writes them, such as `n1,rack[1-2,07]x[1-2]`. Pure.
 
+Only this module reads them. Commas and blanks separate items. A name may have several ranges,
+whose numbers are as wide as the first.
+"""
+
+# The drop-in commands import this module: Python 3.9, and no slow imports at the top.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
 from functools import lru_cache
+from itertools import product
+from math import prod
+
+TYPE_CHECKING = False  # as that of typing
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    Part = str | list[tuple[range, int]]  # of names: a text, or ranges and their widths
 
 MAX_HOSTS = 100_000  # in a list
-MAX_DIGITS = 18  # of a number in a name
+MAX_NAME = 255  # characters in the name of a host, as in DNS
 EMPTY_LISTS = frozenset({"", "(null)", "None", "N/A", "Unknown", "NONE"})
-_LIST = re.compile(r"([^\[\],]|\[[\d,-]+\])+(,([^\[\],]|\[[\d,-]+\])+)*", re.ASCII)
+_TOKEN = re.compile(r"([^\[\],\s]+)|\[([\d,-]+)\]|[,\s]+", re.ASCII)
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
 
 
 def expand_hosts(host_list: str, limit: int = MAX_HOSTS) -> tuple[str, ...]:
-    """Return the names in a list, at most `limit`. Raises ValueError."""
-    if host_list in EMPTY_LISTS:
-        return ()
-    if _LIST.fullmatch(host_list) is None:
-        raise ValueError(f"{host_list[:80]!r} is no list of hosts")
-    names: list[str] = []
-    for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", host_list):
-        names += _expand_item(part, limit)
-        if len(names) > limit:
-            raise ValueError(f"{host_list[:80]!r} names more than {limit} hosts")
-    return tuple(names)
+    """Return the names in a list, in its order, at most `limit`. Raises ValueError."""
+    items = list(_parse_items(host_list, limit))  # an error comes before any expansion
+    return tuple("".join(name) for item in items for name in product(*map(_choices, item)))
+
+
+def count_hosts(host_list: str, limit: int = MAX_HOSTS) -> int:
+    """Return the number of names that `expand_hosts` returns. Raises ValueError, as it does."""
+    return sum(map(_size, _parse_items(host_list, limit)))
+
+
+@lru_cache(maxsize=1024)  # a listing names the same nodes again and again
+def count_nodes(node: str) -> int:
+    """Return the number of nodes in a manager's list; a name that is no list counts 1."""
+    try:
+        return count_hosts(node)
+    except ValueError:
+        return 1
+
+
+def first_host(host_list: str) -> str:
+    """Return the first name in a list; "" if it has none."""
+    try:
+        item = next(_parse_items(host_list, MAX_HOSTS), [])
+    except ValueError:
+        return ""
+    return "".join(next(_choices(part)) for part in item)
 
 
 @lru_cache(maxsize=32)
@@ -33,28 +61,72 @@ def cluster_hosts(host_list: str) -> frozenset[str]:
     return frozenset(expand_hosts(host_list))
 
 
-def _expand_item(item: str, limit: int) -> list[str]:
-    names = [""]
-    for literal, inside in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", item):
-        if literal:
-            names = [name + literal for name in names]
-            continue
-        numbers = [number for part in inside.split(",") for number in _expand_range(part, limit)]
-        if len(names) * len(numbers) > limit:
-            raise ValueError(f"{item[:80]!r} names more than {limit} hosts")
-        names = [name + number for name in names for number in numbers]
-    return names
+def _parse_items(host_list: str, limit: int) -> Iterator[list[Part]]:
+    """Yield the parts of each item that commas or blanks separate. Raises ValueError."""
+    total, position, width = 0, 0, 0
+    item: list[Part] = []
+    for token in _TOKEN.finditer("" if host_list in EMPTY_LISTS else f"{host_list},"):
+        if token.start() != position:
+            raise ValueError(f"{host_list[:80]!r} is no list of hosts")
+        position = token.end()
+        text, ranges = token.groups()
+        if text:
+            item.append(text)
+            width += len(text)
+        elif ranges:
+            numbers = _parse_ranges(ranges, limit)
+            item.append(numbers)
+            width += numbers[0][1]
+        elif item:
+            total += _size(item)
+            if total > limit:
+                raise ValueError(f"{host_list[:80]!r} names more than {limit} hosts")
+            yield item
+            item, width = [], 0
+        if width > MAX_NAME:
+            problem = f"has a name of more than {MAX_NAME} characters"
+            raise ValueError(f"{host_list[:80]!r} {problem}")
 
 
-def _expand_range(text: str, limit: int) -> list[str]:
-    """Return the numbers of `07` or `1-9`, as wide as the first."""
-    first, _, last = text.partition("-")
-    if max(len(first), len(last)) > MAX_DIGITS:
-        raise ValueError(f"{text[:40]!r} has too many digits")
-    start, end = int(first), int(last or first)
-    if end - start > limit:
-        raise ValueError(f"{text!r} names more than {limit} hosts")
-    return [f"{number:0{len(first)}}" for number in range(start, end + 1)]
+def _parse_ranges(text: str, limit: int) -> list[tuple[range, int]]:
+    """Return the ranges in a bracket, with the widths of their first numbers."""
+    ranges: list[tuple[range, int]] = []
+    total = 0
+    for part in text.split(","):
+        ranges.append(_parse_range(part, limit))
+        total += len(ranges[-1][0])
+        if total > limit:
+            raise ValueError(f"'[{text[:80]}]' names more than {limit} hosts")
+    return ranges
+
+
+def _parse_range(text: str, limit: int) -> tuple[range, int]:
+    """Return the numbers of `07` or `1-9` and the width of the first. Raises ValueError."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'[{text[:40]}]' is no list of hosts")
+    first, last = match[1], match[2] or match[1]
+    if max(len(first), len(last)) > MAX_NAME:
+        raise ValueError(f"'[{text[:40]}...' has a name of more than {MAX_NAME} characters")
+    numbers = range(int(first), int(last) + 1)
+    if numbers.start >= numbers.stop:
+        raise ValueError(f"'[{text[:80]}]' is no list of hosts: it ends before it begins")
+    if numbers.stop - numbers.start > limit:
+        raise ValueError(f"'[{text[:80]}]' names more than {limit} hosts")
+    return numbers, len(first)
+
+
+def _size(item: list[Part]) -> int:
+    return prod(sum(len(numbers) for numbers, _ in part) for part in item if type(part) is list)
+
+
+def _choices(part: Part) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+        return
+    for numbers, width in part:
+        for number in numbers:
+            yield f"{number:0{width}}"
 
 
 def compress_hosts(names: Collection[str]) -> str:
@@ -65,7 +137,7 @@ def compress_hosts(names: Collection[str]) -> str:
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):
-        if not name or name in EMPTY_LISTS or re.search(r"[\[\],]", name):
+        if not name or name in EMPTY_LISTS or re.search(r"[\[\],\s]", name, re.ASCII):
             continue
         match = _NUMBERED.fullmatch(name)
         if match is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from metasched.model.host_lists import expand_hosts
+from metasched.model.host_lists import count_hosts
 
 SIGNAL = "--signal"
 SIGNAL_AT_DEFAULT = "--signal without --time"  # before the end by the cluster's own limit
@@ -60,12 +60,12 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if abs(self.nice) > MAX_NICE:
             raise ValueError(f"nice is {self.nice}; it must be -{MAX_NICE}..{MAX_NICE}")
         for host_list in (self.nodelist, self.exclude):
-            expand_hosts(host_list, MAX_NAMED_HOSTS)
+            count_hosts(host_list, MAX_NAMED_HOSTS)
 
     def needed(self, has_limit: bool) -> tuple[str, ...]:
         """Return the options that a cluster must support; `has_limit`: the job has a time limit."""
         ends_by_default = not has_limit and not self.unlimited
-        several = bool(self.nodelist) and len(expand_hosts(self.nodelist)) > 1
+        several = count_hosts(self.nodelist) > 1
         requested = {
             SIGNAL: self.signal is not None and not ends_by_default,
             SIGNAL_AT_DEFAULT: self.signal is not None and ends_by_default,

@@ -90,8 +90,9 @@ def has_task_number(path: str) -> bool:
 
 def first_node(nodes: str) -> str:
     """Return the short name of the first node in a list: `a3` for `a[3-5,7]` or `a3.site.org`."""
-    match = re.match(r"([^\[,.]*)(?:\[(\d+))?", nodes)
-    return "".join(part or "" for part in match.groups()) if match else ""
+    from metasched.model.host_lists import first_host
+
+    return first_host(nodes).partition(".")[0]
 
 
 def _escape(text: str) -> str:

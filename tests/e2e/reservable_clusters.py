@@ -23,6 +23,7 @@ from metasched.adapters.base import Capabilities
 from metasched.adapters.drmaa_cluster import Drmaa, DrmaaOptions
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.model.host_lists import expand_hosts
 from tests.conftest import require
 from tests.harness import gridengine
 from tests.harness.daemons import BootError, wait_until
@@ -31,17 +32,6 @@ from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
 
 LOCATION_CPUS = 4
 SECOND_QUEUE = "second.q"
-
-
-def hosts(text: str) -> frozenset[str]:
-    """Expand a Slurm host list such as `g[1-3,5]` or `g1`."""
-    if (match := re.fullmatch(r"(\w+)\[([\d,-]+)\]", text)) is None:
-        return frozenset(text.split(",")) - {"", "(null)"}
-    names = set()
-    for part in match[2].split(","):
-        first, _, last = part.partition("-")
-        names |= {f"{match[1]}{n}" for n in range(int(first), int(last or first) + 1)}
-    return frozenset(names)
 
 
 def cores(line: str, node: str = "Nodes", ids: str = "CPU_IDs") -> dict[str, set[int]]:
@@ -173,7 +163,7 @@ class SlurmReservations(ReservableCluster):
             return []
         if self.capabilities.reserves_named_nodes:
             [names] = re.findall(r" Nodes=(\S+)", line)
-            return sorted(hosts(names))
+            return sorted(expand_hosts(names))
         return sorted(self.cores_of(line))
 
     @staticmethod

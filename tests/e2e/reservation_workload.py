@@ -22,8 +22,9 @@ from metasched.client.client import Client
 from metasched.client.connection import PermissionDenied
 from metasched.client.schemas import JobRequest, SubmitRequest
 from metasched.client.site_answers import ReservationRow
+from metasched.model.host_lists import expand_hosts
 from tests.e2e.conftest import ENDED, Site
-from tests.e2e.reservable_clusters import cores, hosts
+from tests.e2e.reservable_clusters import cores
 from tests.harness.daemons import BootError
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmCluster, SlurmSite
@@ -234,7 +235,7 @@ class Promises:
         def elsewhere() -> bool:
             output = cluster.run("scontrol", "--oneliner", "show", "reservation")
             match = re.search(rf"ReservationName=\S+-r{id} .*? Nodes=(\S+)", output)
-            return match is not None and node not in hosts(match[1])
+            return match is not None and node not in expand_hosts(match[1])
 
         self.site.until(elsewhere)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
@@ -277,7 +278,7 @@ class Promises:
             fields = line.split()
             if len(fields) == 4 and fields[2] != "N/A":
                 start, end = (datetime.fromisoformat(w).timestamp() for w in fields[2:])
-                uses[fields[0]] = Stay(hosts(fields[1]), start, end)
+                uses[fields[0]] = Stay(frozenset(expand_hosts(fields[1])), start, end)
         return uses
 
     def _on_cores(self, cluster: SlurmCluster) -> dict[str, Stay]:

@@ -17,7 +17,8 @@ from metasched.licence_servers.base import (
     Trouble,
     UsageReport,
 )
-from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
+from metasched.licence_servers.matching import LeasedTokens, count_outside, job_hosts
+from metasched.model.host_lists import MAX_HOSTS
 
 NOW = 1_773_135_000.0
 
@@ -136,8 +137,8 @@ def test_a_message_is_one_printable_line(text: str) -> None:
 
 @given(st.text(max_size=40) | st.from_regex(r"[a-z,]*(\[[0-9,-]{0,9}\][a-z,]?){0,3}"))
 def test_any_list_of_hosts_is_read_or_refused(nodes: str) -> None:
-    hosts = expand_hosts(nodes)
-    assert hosts is None or 0 < len(hosts) <= 100_001
+    hosts = job_hosts(nodes)
+    assert hosts is None or 0 < len(hosts) <= MAX_HOSTS
 
 
 users = st.sampled_from(["ada", "bob"])

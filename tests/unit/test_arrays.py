@@ -129,7 +129,9 @@ def test_patterns_that_mean_nothing(pattern: str) -> None:
         ("n1", "n1"),
         ("n1,n2", "n1"),
         ("n[3-5,9]", "n3"),
-        ("n[03-05]x", "n03"),
+        ("n[03-05]x", "n03x"),
+        ("rack[1-2]x[3-4].site", "rack1x3"),
+        ("n[", ""),
         ("a.b.c", "a"),
     ],
 )

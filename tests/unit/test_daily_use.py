@@ -18,7 +18,6 @@ from metasched.model.daily_use import (
     UseSums,
     correct_run,
     count_deadline,
-    count_nodes,
     count_run,
     merge,
     quantile,
@@ -121,11 +120,6 @@ def test_a_quantile_is_wrong_by_a_fortieth_at_most(waits: list[float], part: flo
 
 def test_no_quantile_without_waits() -> None:
     assert quantile({}, 0.5) is None
-
-
-@pytest.mark.parametrize(("nodes", "count"), [("", 0), ("n1", 1), ("n[1-3],m7", 4), ("n[", 1)])
-def test_nodes(nodes: str, count: int) -> None:
-    assert count_nodes(nodes) == count
 
 
 def test_names_of_a_key_are_cut() -> None:

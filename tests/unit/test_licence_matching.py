@@ -7,7 +7,7 @@ import pytest
 from metasched.daemon.licence_monitor import observation_time
 from metasched.licence_servers.base import Feature, LicenceServerError, LicenceUse, UsageReport
 from metasched.licence_servers.command import CommandOptions, parse_report
-from metasched.licence_servers.matching import LeasedTokens, count_outside, expand_hosts
+from metasched.licence_servers.matching import LeasedTokens, count_outside, job_hosts
 
 N1 = frozenset({"n1"})
 
@@ -24,6 +24,8 @@ def held(count: int = 1, hosts: frozenset[str] | None = N1, since: float = 1000.
         ([LicenceUse("ada", "n1", 2, None)], [held(2)], 0),
         ([LicenceUse("ada", "", 2, 1005.0)], [held(2)], 0),
         ([LicenceUse("ada", "n1", 2, 960.0)], [held(2)], 0),  # servers report whole minutes
+        ([LicenceUse("ada", "rack2x1", 2, 1005.0)], [held(2, job_hosts("rack[1-2]x[1-2]"))], 0),
+        ([LicenceUse("ada", "rack2x3", 2, 1005.0)], [held(2, job_hosts("rack[1-2]x[1-2]"))], 2),
         ([LicenceUse("ada", "n1", 2, 800.0)], [held(2)], 2),  # checked out before the job started
         ([LicenceUse("bob", "n1", 2, 1005.0)], [held(2)], 2),
         ([LicenceUse("ada", "ws7", 2, 1005.0)], [held(2)], 2),  # at a workstation
@@ -65,14 +67,16 @@ def test_without_users_leases_are_assumed_to_be_counted() -> None:
         ("n[1-3,07],m2", {"n1", "n2", "n3", "n07", "m2"}),
         ("n[09-11]-ib.site", {"n09-ib", "n10-ib", "n11-ib"}),
         ("10.0.0.7", {"10.0.0.7"}),
+        ("Rack[1-2]x[1-2].site", {"rack1x1", "rack1x2", "rack2x1", "rack2x2"}),
         ("", None),
+        ("(null)", None),
         ("n[1-x]", None),
         ("n[0-999999999]", None),
         ("n[", None),
     ],
 )
 def test_host_lists_are_expanded(nodes: str, hosts: set[str] | None) -> None:
-    assert expand_hosts(nodes) == hosts
+    assert job_hosts(nodes) == hosts
 
 
 @pytest.mark.parametrize(
