@@ -64,12 +64,14 @@ def parse_nodes_by_name(text: str) -> str:
     from metasched.model.host_lists import count_hosts  # few jobs name nodes
 
     problem = f"{quote_for_error(text)} is no list of nodes"
-    if text.isascii() and all(letter.isalnum() or letter in "_.-,[]" for letter in text):
+    is_plain = text.isascii() and all(letter.isalnum() or letter in "_.-,[]" for letter in text)
+    if is_plain and all(text.split(",")):
         try:
-            if count_hosts(text):
-                return text
+            count_hosts(text)
         except ValueError as error:
             problem = str(error)
+        else:
+            return text
     raise ParseError(problem, "write n1,n2 or n[1-2]")
 
 
