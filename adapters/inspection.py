@@ -21,7 +21,7 @@ from metasched.adapters.launcher_client import LauncherClient, owner_deadline
 from metasched.adapters.registry import adapter_class
 from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
 from metasched.model.cluster import Cluster
-from metasched.processes.child_processes import die_with_parent
+from metasched.processes.frames import replies_to_parent
 
 _INSTANCE = "doctor"  # of no task: the listing has no row of ours
 
@@ -74,9 +74,7 @@ def inspect(request: InspectionRequest) -> InspectionReport:
 
 def main() -> int:
     """Inspect the cluster on standard input and print the report."""
-    die_with_parent()
-    with os.fdopen(os.dup(1), "wb") as report_pipe:
-        os.dup2(2, 1)  # output of libraries must not mix with the report
+    with replies_to_parent() as report_pipe:
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=InspectionRequest)
         report_pipe.write(msgspec.json.encode(inspect(request)) + b"\n")
     return 0

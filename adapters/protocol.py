@@ -1,4 +1,4 @@
-"""Messages between the daemon and a worker process: a JSON object per line."""
+"""Messages between the daemon and a worker process: frames of JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKER_PROTOCOL = 2
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
-    """The first line: the adapter to host."""
+    """The first message: the adapter to host."""
 
     adapter: str  # name of an entry point
     cluster: Cluster

@@ -1,6 +1,6 @@
 """The process that hosts an adapter, and executes its calls.
 
-It reads lines of JSON. The first is a `WorkerBoot`, each further line a `WorkerCall`, answered by a
+It reads frames of JSON. The first is a `WorkerBoot`, each further one a `WorkerCall`, answered by a
 `WorkerReply`. The process ends at the end of its input, so it never outlives the daemon.
 
 The main thread executes the calls without an owner: the adapter polls there. A thread for each
@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,7 @@ from metasched.model.row_checks import (
     row_defect,
 )
 from metasched.model.survey import ReservationSpec
-from metasched.processes.child_processes import die_with_parent
+from metasched.processes.frames import read_frames, replies_to_parent, write_frame
 from metasched.times.active_until import ActiveUntil
 from metasched.times.clock import ClockStepDetector
 
@@ -343,13 +344,13 @@ class OwnerThreads:
                 self._execute(call)
 
 
-def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
-    """Execute the calls of `lines` and write their replies, until the end of either."""
+def serve(host: AdapterHost, messages: Iterable[bytes], write: Callable[[bytes], object]) -> None:
+    """Execute the calls of `messages` and write their replies, until the end of either."""
     own_calls: queue.SimpleQueue[WorkerCall | None] = queue.SimpleQueue()  # None: the end
     write_lock = threading.Lock()
 
     def execute(call: WorkerCall) -> None:
-        reply = encode_reply(host.execute(call)) + b"\n"
+        reply = encode_reply(host.execute(call))
         try:
             with write_lock:
                 write(reply)
@@ -360,8 +361,8 @@ def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], ob
 
     def read_calls() -> None:
         try:
-            for line in lines:
-                call = msgspec.json.decode(line, type=WorkerCall)
+            for message in messages:
+                call = msgspec.json.decode(message, type=WorkerCall)
                 if call.owner:
                     owner_threads.submit(call)
                 elif call.operation in USE_OPERATIONS:
@@ -378,13 +379,11 @@ def serve(host: AdapterHost, lines: Iterable[bytes], write: Callable[[bytes], ob
 
 def main() -> int:
     """Host the adapter of the first line of input until the end of input."""
-    die_with_parent()
+    replies, messages = replies_to_parent(), read_frames(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
-    replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # output of libraries must not mix with replies
-    if not (first_line := sys.stdin.buffer.readline()):
+    if (message := next(messages, None)) is None:
         return 0  # the daemon could not start this process completely, or has ended
-    boot = msgspec.json.decode(first_line, type=WorkerBoot)
+    boot = msgspec.json.decode(message, type=WorkerBoot)
     if boot.protocol > WORKER_PROTOCOL:
         sys.exit(f"metasched: error: {boot.cluster.name}: the daemon is of a later release")
     adapter_type = adapter_class(boot.adapter)
@@ -403,7 +402,7 @@ def main() -> int:
     shared = None if boot.active_until is None else ActiveUntil(boot.active_until)
     host = AdapterHost(adapter, launcher, shared)
     try:
-        serve(host, sys.stdin.buffer, replies.write)
+        serve(host, messages, partial(write_frame, replies))
     finally:
         host.adapter.close()
     return 0

@@ -1,6 +1,6 @@
 """The worker's side of a local policy of another package, which runs in a process of its own.
 
-The cluster's tasks wait for a pass at most `PASS_SECONDS`. A process that has not answered then is
+The cluster's tasks wait for a pass at most `CALL_SECONDS`. A process that has not answered then is
 killed, with what the policy knew of earlier passes, and so is one that ends or answers nonsense.
 Its policy is not asked before a suspension ends, which doubles. What the policy raises excludes it
 from that pass alone. The caller lets FCFS decide.
@@ -30,8 +30,6 @@ from metasched.adapters.local.policy_process import (
     PassAnswer,
     PassQuestion,
     PolicyTraits,
-    receive,
-    send,
 )
 from metasched.policies.local.queueing import (
     FreeResources,
@@ -40,13 +38,17 @@ from metasched.policies.local.queueing import (
     WaitingJob,
 )
 from metasched.policies.local.registry import POLICIES, keeps_order, keeps_windows
-from metasched.processes.confinement import confined_command, confined_environment
+from metasched.processes.confinement import (
+    CALL_SECONDS,
+    FIRST_SUSPENSION,
+    LOAD_SECONDS,
+    MAX_ANSWER,
+    MAX_SUSPENSION,
+    confined_command,
+    confined_environment,
+)
+from metasched.processes.frames import receive_frame, send_frame
 
-LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of the policy
-PASS_SECONDS: Final = 2.0  # for a pass
-FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each pass without an answer
-MAX_SUSPENSION: Final = 600.0  # seconds; a suspension that ended as long ago is forgotten
-MAX_ANSWER: Final = 2**24  # bytes
 _TRAITS: Final = msgspec.msgpack.Decoder(PolicyTraits)
 _ANSWER: Final = msgspec.msgpack.Decoder(PassAnswer)
 
@@ -75,7 +77,7 @@ class _Process:
                 self._process = subprocess.Popen(
                     confined_command("metasched.adapters.local.policy_process", name),
                     stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
+                    stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,
                     env=confined_environment(),
                     start_new_session=True,
@@ -112,14 +114,14 @@ class _Process:
         """Return the answer. Raises _ProcessFailed if there is none within seconds."""
         deadline = time.monotonic() + seconds
         with suppress(ConnectionError, TimeoutError):  # noticed by the missing answer
-            send(self._connection, ENCODER.encode(question), deadline)
+            send_frame(self._connection, ENCODER.encode(question), deadline)
         return self._receive(_ANSWER, deadline, seconds)
 
     def _receive(
         self, decoder: msgspec.msgpack.Decoder[Message], deadline: float, seconds: float
     ) -> Message:
         try:
-            return decoder.decode(receive(self._connection, deadline, MAX_ANSWER))
+            return decoder.decode(receive_frame(self._connection, deadline, MAX_ANSWER))
         except TimeoutError:
             raise _ProcessFailed(f"no answer within {seconds:g} s") from None
         except (EOFError, ConnectionError):
@@ -163,7 +165,7 @@ class PolicyHost:
     def __init__(
         self,
         name: str,
-        pass_seconds: float = PASS_SECONDS,
+        pass_seconds: float = CALL_SECONDS,
         load_seconds: float = LOAD_SECONDS,
         first_suspension: float = FIRST_SUSPENSION,
     ) -> None:

@@ -1,16 +1,12 @@
 """The process of a local policy of another package: answers passes on its socket.
 
-It says first what kind of policy it has. Messages are MessagePack, each after its length.
+It says first what kind of policy it has. Messages are frames of MessagePack.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import socket
-import struct
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,9 +22,9 @@ from metasched.policies.local.queueing import (
 )
 from metasched.policies.local.registry import make_policy
 from metasched.processes.confinement import confine
+from metasched.processes.frames import read_frames, write_frame
 
 MAX_ERROR: Final = 200  # characters of the reason of an exclusion
-_LENGTH: Final = struct.Struct("!I")  # precedes each message
 ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=dict)  # of mappings that are no dict
 
 
@@ -56,43 +52,6 @@ class PassAnswer(msgspec.Struct, frozen=True):
     starts: list[JobStart] = []
     planned_starts: dict[int, float] = {}  # epoch seconds, by id
     error: str = ""
-
-
-def send(connection: socket.socket, message: bytes, deadline: float | None = None) -> None:
-    """Send a message by a monotonic time. Raises OSError, as TimeoutError."""
-    connection.settimeout(None if deadline is None else _left(deadline))
-    connection.sendall(_LENGTH.pack(len(message)) + message)
-
-
-def receive(
-    connection: socket.socket, deadline: float | None = None, limit: int | None = None
-) -> bytes:
-    """Return the next message, by a monotonic time.
-
-    Raises EOFError if there is none, ValueError above a limit of bytes, OSError as TimeoutError.
-    """
-    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline))
-    if limit is not None and length > limit:
-        raise ValueError(f"an answer of more than {limit >> 20} MiB")
-    return _receive_exactly(connection, length, deadline)
-
-
-def _receive_exactly(connection: socket.socket, size: int, deadline: float | None) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        connection.settimeout(None if deadline is None else _left(deadline))
-        part = connection.recv(min(size - len(parts), 2**20))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def _left(deadline: float) -> float:
-    """Return the seconds until a monotonic time. TimeoutError after it."""
-    if (left := deadline - time.monotonic()) <= 0:
-        raise TimeoutError
-    return left
 
 
 def load(name: str) -> tuple[LocalPolicy | None, PolicyTraits]:
@@ -131,17 +90,14 @@ def _line_of(error: BaseException) -> str:
 
 def main() -> None:
     """Answer until the worker closes the socket, or kills this process."""
-    connection = socket.socket(fileno=os.dup(0))
-    confine()
+    questions, answers = confine()
     policy, traits = load(sys.argv[1])
-    send(connection, ENCODER.encode(traits))
+    write_frame(answers, ENCODER.encode(traits))
     decoder = msgspec.msgpack.Decoder(PassQuestion)
-    while policy is not None:
-        try:
-            message = receive(connection)
-        except EOFError:
-            return
-        send(connection, decide(policy, decoder.decode(message)))
+    if policy is None:
+        return
+    for message in read_frames(questions):
+        write_frame(answers, decide(policy, decoder.decode(message)))
 
 
 if __name__ == "__main__":

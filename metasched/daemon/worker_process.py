@@ -19,6 +19,8 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.model.listing import PolicyExclusions
+from metasched.processes.child_processes import describe_exit
+from metasched.processes.frames import framed, read_frame
 from metasched.times.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
@@ -78,7 +80,7 @@ class WorkerProcess:
                 return False
             assert process.stdin is not None
             self._expect(process, call)
-            process.stdin.write(msgspec.json.encode(call) + b"\n")
+            process.stdin.write(framed(msgspec.json.encode(call)))
             async with reply_timeout(timeout):
                 await process.stdin.drain()
         except TimeoutError:
@@ -131,13 +133,13 @@ class WorkerProcess:
         assert process.stdout is not None
         while True:
             try:
-                line = await process.stdout.readline()
+                message = await read_frame(process.stdout, MAX_REPLY_BYTES)
+            except EOFError:
+                return f"its worker died{await _exit_cause(process)}{self._skew_hint}"
             except (OSError, ValueError) as error:
                 return f"its worker failed: {error}"
-            if not line.endswith(b"\n"):
-                return f"its worker died{await _exit_cause(process)}{self._skew_hint}"
             try:
-                reply = msgspec.json.decode(line, type=WorkerReply)
+                reply = msgspec.json.decode(message, type=WorkerReply)
             except (msgspec.DecodeError, RecursionError) as error:
                 log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
                 return f"its worker sent an invalid reply ({error})"
@@ -189,7 +191,6 @@ class WorkerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | settings.environment,
-            limit=MAX_REPLY_BYTES,
             pass_fds=() if active_until is None else (active_until.descriptor,),
         )
         restore_limit(process.pid)
@@ -210,7 +211,7 @@ class WorkerProcess:
             active_until=None if active_until is None else active_until.descriptor,
         )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        process.stdin.write(framed(msgspec.json.encode(boot)))
         self._process = process
 
     async def _report_exit(self, process: asyncio.subprocess.Process) -> None:
@@ -221,7 +222,7 @@ class WorkerProcess:
         """Discard a worker that died between calls. Return whether it had died."""
         if self._process is None or self._process.returncode is None:
             return False
-        self._discard(f"its worker died{_describe_exit(self._process.returncode)}")
+        self._discard(f"its worker died{describe_exit(self._process.returncode)}")
         return True
 
     def _discard_current(self, process: asyncio.subprocess.Process | None, reason: str) -> None:
@@ -275,10 +276,6 @@ async def _exit_cause(process: asyncio.subprocess.Process) -> str:
     """Describe how a worker that closed its pipe ended; "" if it has not ended within 1 s."""
     try:
         async with asyncio.timeout(1.0):
-            return _describe_exit(await process.wait())
+            return describe_exit(await process.wait())
     except TimeoutError:
         return ""
-
-
-def _describe_exit(code: int) -> str:
-    return f" of signal {-code}" if code < 0 else f" with exit code {code}"

@@ -21,14 +21,20 @@ import msgspec
 
 from metasched.licence_servers.base import LicenceServerError, UsageReport, licence_server_class
 from metasched.model.adapter_errors import Refused, Unreachable
-from metasched.processes.child_processes import die_with_parent
+from metasched.processes.child_processes import describe_exit
 from metasched.processes.commands import CommandResult, start_command, wait_for_result
+from metasched.processes.frames import (
+    framed,
+    read_frame,
+    read_frames,
+    replies_to_parent,
+    write_frame,
+)
 from metasched.times.timeouts import reply_timeout
 
 STARTUP_GRACE = 10.0  # seconds added to the timeout for start of the interpreter and parsing
 MAX_COMMAND_OUTPUT = 2**23  # bytes; lmstat lists ten thousand checkouts in a MiB
 _MAX_RESULT_BYTES = 2**26
-_BLOCK_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
     )
     try:
         async with reply_timeout(query.timeout + grace):
-            output = await _exchange(process, query)
+            reply = await _exchange(process, query)
     except TimeoutError:
         raise LicenceServerError(f"no answer within {query.timeout:g} s") from None
     finally:
@@ -74,34 +80,27 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-    if not output.endswith(b"\n"):
-        raise LicenceServerError(f"the probe died{_exit_cause(process.returncode)}")
-    reply = msgspec.json.decode(output, type=QueryResult)
     if reply.report is None:
         raise LicenceServerError(reply.error)
     return reply.report
 
 
-async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> bytes:
+async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> QueryResult:
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(ConnectionError):  # a process that died is noticed by its missing result
-        process.stdin.write(msgspec.json.encode(query))
+        process.stdin.write(framed(msgspec.json.encode(query)))
         await process.stdin.drain()
         process.stdin.close()
-    output = bytearray()
-    while block := await process.stdout.read(_BLOCK_BYTES):
-        output += block
-        if len(output) > _MAX_RESULT_BYTES:
-            raise LicenceServerError(f"an answer of more than {_MAX_RESULT_BYTES >> 20} MiB")
-    await process.wait()
-    return bytes(output)
-
-
-def _exit_cause(code: int | None) -> str:
-    if not code:
-        return ""
-    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+    try:
+        message = await read_frame(process.stdout, _MAX_RESULT_BYTES)
+    except EOFError:
+        cause = describe_exit(await process.wait())
+        raise LicenceServerError(f"the probe died{cause}") from None
+    except ValueError as error:
+        raise LicenceServerError(str(error)) from None
+    await process.wait()  # it ends what a command has left behind
+    return msgspec.json.decode(message, type=QueryResult)
 
 
 def run_query(query: ServerQuery) -> QueryResult:
@@ -140,12 +139,10 @@ def query_command(command: Sequence[str], timeout: float) -> CommandResult:
 
 def main() -> int:
     """Run the query on standard input and print its result as JSON."""
-    die_with_parent()
-    result_pipe = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with the result
-    query = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerQuery)
-    result_pipe.write(msgspec.json.encode(run_query(query)) + b"\n")
-    result_pipe.close()
+    replies = replies_to_parent()
+    for message in read_frames(sys.stdin.buffer):
+        query = msgspec.json.decode(message, type=ServerQuery)
+        write_frame(replies, msgspec.json.encode(run_query(query)))
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)  # background processes of a command
     return 0

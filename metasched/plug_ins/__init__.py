@@ -5,7 +5,7 @@ account of the daemon. So it is trusted not to attack, but not to work: it may h
 memory, print, fork or end its process. Of this the daemon sees an exclusion. Which values count is
 in `policies.plug_in_ratings`.
 
-messages   the lines between daemon and process
+messages   the frames between daemon and process
 process    the process: lowers its limits, loads plug-ins, answers
 host       the daemon's side: starts, asks, suspends
 testing    checks for authors of plug-ins

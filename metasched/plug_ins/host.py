@@ -26,21 +26,26 @@ from typing import Final, NamedTuple
 import msgspec
 
 from metasched.model.job import Job
-from metasched.plug_ins.messages import MAX_LINE, PlugInAnswer, Question
+from metasched.plug_ins.messages import PlugInAnswer, Question
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import PlugIn, PlugInKind, Rating, checked
-from metasched.processes.confinement import confined_command, confined_environment
+from metasched.processes.confinement import (
+    CALL_SECONDS,
+    FIRST_SUSPENSION,
+    LOAD_SECONDS,
+    MAX_ANSWER,
+    MAX_SUSPENSION,
+    confined_command,
+    confined_environment,
+)
+from metasched.processes.frames import framed, read_frame
 from metasched.times.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
 
 MAX_CALLS: Final = 64  # of plug-ins in a question; a single job may need more
-CALL_SECONDS: Final = 2.0  # for the answer to a question
 ASK_SECONDS: Final = 5.0  # for the turns of the jobs of a request
 KILL_SECONDS: Final = 1.0  # for the end of a killed process; a hung file system delays it
-LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of all plug-ins
-FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each failure
-MAX_SUSPENSION: Final = 600.0  # seconds; a suspension that ended as long ago is forgotten
 WARNING_INTERVAL: Final = 60.0  # seconds between two warnings about a plug-in
 MAX_SUSPENDED_USERS: Final = 1000  # whose suspensions are remembered
 ALL = ""  # in place of a user
@@ -96,7 +101,6 @@ class _Process:
             stderr=asyncio.subprocess.DEVNULL,
             env=confined_environment(),
             start_new_session=True,
-            limit=MAX_LINE,
         )
         return cls(process, plug_ins)
 
@@ -109,22 +113,20 @@ class _Process:
         with suppress(TimeoutError):
             async with reply_timeout(seconds):
                 with suppress(ConnectionError):  # noticed by the missing answer
-                    self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+                    self._process.stdin.write(framed(msgspec.json.encode(question)))
                     await self._process.stdin.drain()
                 for plug_in in question.plug_ins:
                     reason = f"no answer within {seconds:g} s"
                     try:
-                        line = await self._process.stdout.readline()
-                    except ValueError:
-                        reason = f"an answer of more than {MAX_LINE >> 20} MiB"
-                        break
-                    if not line.endswith(b"\n"):
+                        answer = _DECODER.decode(await read_frame(self._process.stdout, MAX_ANSWER))
+                    except (EOFError, ConnectionError):
                         reason = "the process of the plug-ins ended"
                         break
-                    try:
-                        answer = _DECODER.decode(line)
                     except (msgspec.MsgspecError, UnicodeDecodeError):
                         reason = "an answer that is no message"
+                        break
+                    except ValueError as error:
+                        reason = str(error)
                         break
                     fits = answer.error or len(answer.ratings) == len(question.jobs)
                     if answer.id != question.id or not fits:

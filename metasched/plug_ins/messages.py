@@ -1,4 +1,4 @@
-"""The lines between the daemon and the process of the plug-ins: JSON, a message each."""
+"""The frames of JSON between the daemon and the process of the plug-ins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import msgspec
 from metasched.model.job import Job
 from metasched.policies.heuristic import ClusterTraits
 from metasched.policies.plug_in_ratings import PlugIn, Rating
-
-MAX_LINE = 2**22  # bytes of an answer
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -21,7 +19,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class PlugInAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The ratings of a plug-in for all jobs of a question; a line for each plug-in, in its order.
+    """The ratings of a plug-in for all jobs of a question; a frame for each plug-in, in its order.
 
     So a plug-in that ends the process is the first plug-in without an answer.
     """

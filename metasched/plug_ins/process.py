@@ -1,4 +1,4 @@
-"""The process of the plug-ins: answers questions on its input, a line for each plug-in.
+"""The process of the plug-ins: answers questions on its input, a frame for each plug-in.
 
 The pipes are moved away from standard input and output. So output of a plug-in is lost and
 cannot be an answer.
@@ -14,6 +14,7 @@ import msgspec
 from metasched.plug_ins.messages import PlugInAnswer, Question
 from metasched.policies.plug_in_ratings import PlugIn, PlugInError, ask, load_all
 from metasched.processes.confinement import confine
+from metasched.processes.frames import read_frames, write_frame
 
 NICENESS: Final = 5  # the scheduler goes first
 
@@ -33,15 +34,13 @@ def answer(question: Question, loaded: dict[PlugIn, Any], plug_in: PlugIn) -> Pl
 
 def main() -> None:
     """Answer until the input ends."""
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    confine()
+    questions, answers = confine()
     os.nice(NICENESS)
     decoder, loaded = msgspec.json.Decoder(Question), dict[PlugIn, Any]()
-    for line in questions:
-        question = decoder.decode(line)
+    for message in read_frames(questions):
+        question = decoder.decode(message)
         for plug_in in question.plug_ins:
-            answers.write(msgspec.json.encode(answer(question, loaded, plug_in)) + b"\n")
-            answers.flush()
+            write_frame(answers, msgspec.json.encode(answer(question, loaded, plug_in)))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def die_with_parent() -> None:
         sys.exit(1)
 
 
+def describe_exit(code: int) -> str:
+    """Return how a process ended, as the end of a sentence."""
+    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+
+
 class ChildProcessGroup:
     """A process group that is killed when this process has ended."""
 

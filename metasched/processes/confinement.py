@@ -9,10 +9,15 @@ import os
 import resource
 import select
 import sys
-from typing import Final
+from typing import BinaryIO, Final
 
 from metasched.processes.child_processes import die_with_parent
 
+LOAD_SECONDS: Final = 20.0  # for the start of the process and the import of such code
+CALL_SECONDS: Final = 2.0  # for an answer
+FIRST_SUSPENSION: Final = 5.0  # seconds; doubled by each failure
+MAX_SUSPENSION: Final = 600.0  # seconds; a suspension that ended as long ago is forgotten
+MAX_ANSWER: Final = 2**24  # bytes
 MEMORY: Final = 2**30  # bytes of address space
 # limits that such code cannot raise again; a limit of processes does not bind root
 LIMITS: Final = {
@@ -44,12 +49,13 @@ def confined_environment() -> dict[str, str]:
     return ENVIRONMENT if module_path is None else {**ENVIRONMENT, "PYTHONPATH": module_path}
 
 
-def confine() -> None:
+def confine() -> tuple[BinaryIO, BinaryIO]:
     """Give up for good all rights that code of other packages does not need; call before imports.
 
-    Output of that code is lost. The process ends with its parent, which writes to descriptor 0.
-    Raises SystemExit if the parent has ended.
+    Return the pipes from and to the parent. Output of that code is lost. The process ends with its
+    parent. Raises SystemExit if the parent has ended.
     """
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     die_with_parent()
     parent = select.poll()
     parent.register(0, select.POLLIN)
@@ -65,6 +71,7 @@ def confine() -> None:
         lowered = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (lowered, lowered))
     sys.addaudithook(_forbid)
+    return questions, answers
 
 
 def _forbid(event: str, _: object) -> None:

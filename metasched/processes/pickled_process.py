@@ -12,17 +12,16 @@ import os
 import pickle
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from metasched.processes.child_processes import die_with_parent
+from metasched.processes.frames import framed, read_frame, read_frames, replies_to_parent
 
 NICENESS = 10
-_LENGTH = struct.Struct("!Q")  # precedes each message
+MAX_REPLY = 2**30  # bytes
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -49,8 +48,8 @@ class PickledProcess(Generic[Request, Reply]):
         """Return the answer to a request, within seconds. ProcessLost if there is none."""
         try:
             async with asyncio.timeout(time_limit):
-                return await self._exchange(await asyncio.to_thread(_encoded, request))
-        except (OSError, EOFError, TimeoutError, pickle.UnpicklingError) as error:
+                return await self._exchange(await asyncio.to_thread(_frame_of, request))
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             await self.close()
             raise ProcessLost(str(error)) from error
         except BaseException:  # its answer would be taken for that of the next request
@@ -72,8 +71,7 @@ class PickledProcess(Generic[Request, Reply]):
         assert process.stdout is not None
         process.stdin.write(message)
         await process.stdin.drain()
-        (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-        answer = await process.stdout.readexactly(length)
+        answer = await read_frame(process.stdout, MAX_REPLY)
         reply: Reply = await asyncio.to_thread(pickle.loads, answer)
         return reply
 
@@ -92,17 +90,15 @@ def answer_requests(answer: Callable[[Any], object], memory: int | None = None) 
 
     `memory` is the most address space in bytes, None: any. Above it `answer` gets a MemoryError.
     """
-    die_with_parent()
+    replies = replies_to_parent()
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     if memory is not None and (hard_limit == resource.RLIM_INFINITY or memory < hard_limit):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the daemon decides
     os.nice(NICENESS)
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of a policy of another package must not mix with replies
     with suppress(BrokenPipeError):
-        while (message := _read(sys.stdin.buffer)) is not None:
-            replies.write(_encoded(answer(pickle.loads(message))))
+        for message in read_frames(sys.stdin.buffer):
+            replies.write(_frame_of(answer(pickle.loads(message))))
             replies.flush()
 
 
@@ -118,17 +114,7 @@ class _Pickler(pickle.Pickler):
     }
 
 
-def _encoded(message: object) -> bytes:
+def _frame_of(message: object) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-    return _LENGTH.pack(buffer.tell()) + buffer.getbuffer()
-
-
-def _read(stream: BinaryIO) -> bytes | None:
-    """Return the next message; None: the daemon has ended."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    body = stream.read(length)
-    return body if len(body) == length else None
+    return framed(buffer.getbuffer())

@@ -27,7 +27,10 @@ import msgspec
 
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.worker import AdapterHost
+from metasched.daemon import worker_process
 from metasched.db.ledger import Ledger
+from metasched.plug_ins import host
+from metasched.processes.frames import read_frame
 
 FOLDER = "METASCHED_CHAOS"  # the environment variable that names the folder of orders and notes
 ROOT = str(Path(__file__).parents[2])
@@ -230,14 +233,14 @@ def install(role: Role) -> None:
     wrap(subprocess.Popen, "__init__", "before the process", "after the process began")
     wrap(asyncio.StreamWriter, "write", "before the message", "after the message")
     _wrap_answers(points)
-    readline = asyncio.StreamReader.readline
 
-    async def read(self: asyncio.StreamReader) -> bytes:
-        line = await readline(self)
+    async def read(stream: asyncio.StreamReader, limit: int) -> bytes:
+        message = await read_frame(stream, limit)
         points.passed("after the answer", sys._getframe(1))
-        return line
+        return message
 
-    asyncio.StreamReader.readline = read  # type: ignore[method-assign]
+    for reader in (worker_process, host):
+        reader.read_frame = read  # type: ignore[attr-defined]
     sys.addaudithook(lambda event, args: _audited(points, event, args))
 
 

@@ -25,6 +25,7 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, JobStatus, Listing, MissingTask
 from metasched.model.survey import ReservationSpec, Survey
+from metasched.processes.frames import read_frames, write_frame
 from tests.harness.reaper import dying_with
 
 
@@ -123,9 +124,8 @@ class WorkerAdapter(Adapter):
         worker = self._worker or self._start()
         assert worker.stdin is not None
         assert worker.stdout is not None
-        worker.stdin.write(msgspec.json.encode(call) + b"\n")
-        worker.stdin.flush()
-        answer = msgspec.json.decode(worker.stdout.readline(), type=WorkerReply)
+        write_frame(worker.stdin, msgspec.json.encode(call))
+        answer = msgspec.json.decode(next(read_frames(worker.stdout)), type=WorkerReply)
         if answer.error == "refused":
             raise Refused(answer.reason, retryable=answer.retry_later)
         if answer.error == "unreachable":
@@ -153,5 +153,5 @@ class WorkerAdapter(Adapter):
             former_instances=tuple(self.instances - {self.instance}),
         )
         assert self._worker.stdin is not None
-        self._worker.stdin.write(msgspec.json.encode(boot) + b"\n")
+        write_frame(self._worker.stdin, msgspec.json.encode(boot))
         return self._worker

@@ -150,7 +150,9 @@ def test_a_request_on_which_the_core_fails_changes_nothing(
 
 GARBAGE = """
 import itertools, os, sys
-sys.stdin.readline()  # the boot
+from metasched.processes.frames import read_frames, write_frame
+messages = read_frames(sys.stdin.buffer)
+next(messages)  # the boot
 rows = '{{"news":{{"taken":1.0,"since":0.0,"until":1.0,"rows":[{}],"full":true}}}}'
 row = '{{"tag":{},"task":{},"native_id":"1","state":"running","started":{},"exit_code":{}}}'
 lines = [
@@ -164,9 +166,12 @@ lines = [
     b'{"error":"unreachable","reason":"\\\\u0000\\\\u2028"}',
     os.urandom(10_000),
 ]
-for line, _ in zip(itertools.cycle(lines), sys.stdin):
-    sys.stdout.buffer.write(line + b"\\n")
-    sys.stdout.flush()
+replies = [(write_frame, line) for line in lines]
+replies += [(lambda pipe, line: pipe.write(line + b"\\n") and pipe.flush(), line) for line in lines]
+first = os.getpid() % len(replies)  # each process of the worker begins with another
+replies = replies[first:] + replies[:first]
+for (reply, line), _ in zip(itertools.cycle(replies), messages):
+    reply(sys.stdout.buffer, line)
 """
 
 

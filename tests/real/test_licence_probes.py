@@ -139,6 +139,14 @@ class Mine(LicenceServer):
                     time.sleep(1000)
             case "dies":
                 os._exit(7)
+            case "garbage" | "half":
+                written = b"[" * 99 if self.options.mood == "garbage" else bytes(3)
+                for descriptor in range(3, 20):
+                    try:
+                        os.write(descriptor, written)
+                    except OSError:
+                        pass
+                os._exit(0)
             case "defect":
                 return 1 / 0
             case "refuses":
@@ -175,6 +183,8 @@ def test_a_plugin_is_queried(plugin: Path) -> None:
     ("question", "message"),
     [
         (ServerQuery("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
+        (ServerQuery("mine", {"mood": "garbage"}, 60.0), "an answer of more than 64 MiB"),
+        (ServerQuery("mine", {"mood": "half"}, 60.0), "the probe died with exit code 0"),
         (ServerQuery("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
         (ServerQuery("mine", {"mood": "refuses"}, 60.0), "^not today$"),
         (ServerQuery("mine", {}, 60.0, output="four"), "a defect of the probe: ValueError"),

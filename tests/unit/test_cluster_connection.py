@@ -27,6 +27,9 @@ from metasched.model.listing import TaskClaim
 from metasched.model.tags import tag_of
 from tests.unit.core_site import NOW, Site, job
 
+READ_CALL = "dd bs=65536 count=1 >/dev/null 2>&1"
+REPLY = r"printf '\0\0\0\2{}'"
+
 
 class FakeProcess:
     """A process that ends when `ended` is set."""
@@ -88,7 +91,7 @@ def test_a_reply_that_arrives_while_the_loop_is_blocked_counts() -> None:
         worker = a_connection().worker
         pipe = asyncio.subprocess.PIPE
         worker._process = process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", 'read -r call; echo "{}"; exec sleep 60'), stdin=pipe, stdout=pipe
+            *("sh", "-c", f"{READ_CALL}; {REPLY}; exec sleep 60"), stdin=pipe, stdout=pipe
         )
         read = cast(Any, process)._transport.get_pipe_transport(1).get_extra_info("pipe")
 

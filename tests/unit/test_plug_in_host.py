@@ -92,9 +92,11 @@ class Hostile(Heuristic):
         return 3
 
     def forge(self):
+        from metasched.processes.frames import framed
+
         for descriptor in range(3, 20):
             try:
-                os.write(descriptor, b'{"ratings":[{"value":9}]}\\n' * 3)
+                os.write(descriptor, framed(b'{"id":"","ratings":[{"value":9}]}') * 3)
             except OSError:
                 pass
         os._exit(0)
@@ -228,7 +230,7 @@ def test_an_act_that_fails_excludes_the_plug_in_for_the_job_alone(act: str, reas
         ("hang", "no answer within 1 s", 1.0),
         ("stop", "no answer within 1 s", 1.0),
         ("die", "the process of the plug-ins ended", LONG),
-        ("flood", "an answer of more than 4 MiB", LONG),
+        ("flood", "an answer of more than 16 MiB", LONG),
     ],
 )
 def test_a_plug_in_that_ends_the_process_is_suspended_for_its_user(

@@ -16,7 +16,7 @@ from metasched.adapters.local import policy_host
 from metasched.adapters.local.adapter import Local
 from metasched.adapters.local.options import LocalOptions
 from metasched.adapters.local.policy_host import PolicyExcluded, PolicyHost, traits_of
-from metasched.adapters.local.policy_process import PolicyTraits, receive
+from metasched.adapters.local.policy_process import PolicyTraits
 from metasched.policies.local import registry
 from metasched.policies.local.queueing import (
     EMPTY,
@@ -26,7 +26,8 @@ from metasched.policies.local.queueing import (
     RunningJob,
     WaitingJob,
 )
-from metasched.processes.confinement import confined_command, confined_environment
+from metasched.processes.confinement import MAX_SUSPENSION, confined_command, confined_environment
+from metasched.processes.frames import receive_frame
 from tests.harness.looks import looks
 from tests.harness.plug_in_packages import install
 
@@ -64,6 +65,14 @@ def hungry():
     while True:
         taken.append(bytearray(2**24))
 
+def write(garbage):
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, garbage)
+        except OSError:
+            pass
+    os._exit(0)
+
 def endless():
     while True:
         yield 1, 0
@@ -81,6 +90,8 @@ ACTS = {
     "hang": swallowing,
     "hold the lock": lambda: sum(range(10**15)),
     "end": lambda: os._exit(3),
+    "write garbage": lambda: write(b"[" * 99),
+    "write half": lambda: write(bytes((0, 0, 0, 99))),
     "endless": endless,
     "first": lambda: [(1, 0)],
 }
@@ -200,13 +211,15 @@ def test_what_a_policy_raises_excludes_it_from_that_pass_alone() -> None:
         ("hang", "no answer within 0.2 s"),
         ("hold the lock", "no answer within 0.2 s"),
         ("end", "its process ended"),
+        ("write garbage", "an answer of more than 16 MiB"),
+        ("write half", "its process ended"),
     ],
 )
 def test_a_process_that_fails_is_killed_and_its_policy_suspended(act: str, reason: str) -> None:
     with hosting("acting", seconds=60.0, first_suspension=0.0) as host:
         assert ask(host, [job("first")], [], FREE) == [JobStart(1)]
         pid = host.pid
-        host._pass_seconds = 60.0 if act == "end" else 0.2
+        host._pass_seconds = 0.2 if "no answer" in reason else 60.0
         with pytest.raises(PolicyExcluded, match=reason):
             ask(host, [job(act)], [], FREE)
         assert host.pid is None
@@ -214,13 +227,13 @@ def test_a_process_that_fails_is_killed_and_its_policy_suspended(act: str, reaso
         host._pass_seconds, host._delay = 60.0, 600.0
         # a suspension of no time is over: another process answers
         assert ask(host, [job("first")], [], FREE) == [JobStart(1)]
-        host._pass_seconds = 60.0 if act == "end" else 0.2
+        host._pass_seconds = 0.2 if "no answer" in reason else 60.0
         with pytest.raises(PolicyExcluded, match=reason):
             ask(host, [job(act)], [], FREE)
         for _ in range(2):
             with pytest.raises(PolicyExcluded, match=f"{reason}; it is asked again in 600 s"):
                 ask(host, [job("first")], [], FREE)
-        assert host._delay == policy_host.MAX_SUSPENSION
+        assert host._delay == MAX_SUSPENSION
 
 
 def test_a_process_whose_worker_has_died_before_its_start_imports_no_policy() -> None:
@@ -289,7 +302,9 @@ def test_planned_starts_are_checked() -> None:
 def test_an_answer_that_is_none_suspends(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with hosting("acting") as host:
         ask(host, [job("first")], [], FREE)
-        monkeypatch.setattr(policy_host, "receive", lambda *given: receive(*given) and answer)
+        monkeypatch.setattr(
+            policy_host, "receive_frame", lambda *given: receive_frame(*given) and answer
+        )
         with pytest.raises(PolicyExcluded, match="an answer that is none"):
             ask(host, [job("first")], [], FREE)
         assert host.pid is None

@@ -15,6 +15,7 @@ from metasched.adapters.protocol import WORKER_PROTOCOL, WorkerBoot
 from metasched.api.version_exchange import VersionExchange
 from metasched.model.cluster import Cluster
 from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
+from metasched.processes.frames import framed
 
 
 async def respond(version: str) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -60,7 +61,7 @@ def test_a_worker_refuses_a_daemon_of_a_later_release() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-m", "metasched.adapters.worker"],
-        input=msgspec.json.encode(boot) + b"\n",
+        input=framed(msgspec.json.encode(boot)),
         capture_output=True,
         check=False,
     )

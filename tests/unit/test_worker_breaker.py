@@ -18,6 +18,9 @@ from metasched.model.cluster import Cluster
 
 TIMEOUT = 0.2  # of a call, in seconds
 
+READ_CALL = "dd bs=65536 count=1 >/dev/null 2>&1"
+REPLY = r"printf '\0\0\0\2{}'"
+
 
 class CountedWorker(WorkerProcess):
     """A worker whose process is a shell script; counts its starts."""
@@ -61,7 +64,10 @@ class CountedWorker(WorkerProcess):
     [
         ("exec sleep 60", "no answer to poll in "),  # hangs
         ("exit 3", "its worker died with exit code 3"),
-        ("echo nonsense; exec sleep 60", "its worker sent an invalid reply"),
+        (r"printf '\0\0\0\010nonsense'; exec sleep 60", "its worker sent an invalid reply"),
+        ("echo nonsense; exec sleep 60", "its worker failed: an answer of more than 256 MiB"),
+        (r"printf '\0\0\0\010half'; exit 3", "its worker died with exit code 3"),
+        (r"printf '\0\0\0\010half'; exec sleep 60", "no answer to poll in "),
     ],
 )
 def test_a_worker_that_fails_is_paused_longer_each_time(script: str, cause: str) -> None:
@@ -99,7 +105,7 @@ def test_calls_under_way_end_with_the_worker_that_hangs() -> None:
 
 def test_deaths_are_forgotten_after_a_minute_of_life() -> None:
     async def live_and_die() -> list[int]:
-        worker = CountedWorker("read -r call; echo '{}'; read -r call; echo '{}'; exit 1")
+        worker = CountedWorker(f"{READ_CALL}; {REPLY}; {READ_CALL}; {REPLY}; exit 1")
         worker.settings = replace(worker.settings, call_timeout=60.0)
         failures = []
         for life in (0.0, 0.0, HEALTHY_AFTER + 1):
