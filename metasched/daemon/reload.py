@@ -138,7 +138,14 @@ def _changes_decisions(running: Settings, changed: Settings) -> bool:
         name: getattr(changed, name)
         for name in (
             *("user_classes", "site", "quotas", "max_array_tasks", "retention", "event_retention"),
-            *("probe_account", "files", "tables", "database", "policy_origin", "policy_version"),
+            *(
+                "probe_account",
+                "files",
+                "tables",
+                "database_url",
+                "policy_origin",
+                "policy_version",
+            ),
         )
     }
     return replace(running, **looked_up) != changed
