@@ -13,7 +13,7 @@ from metasched.core.events import Outcome
 from metasched.db.schema import calendar
 from metasched.model.calendar import CalendarEntry
 
-_JSON_COLUMNS = ("act", "ran")
+_JSON_COLUMNS = ("act", "last_runs")
 
 
 def store(connection: Connection, outcomes: Iterable[Outcome]) -> None:

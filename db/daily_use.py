@@ -36,13 +36,12 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL
 from metasched.db import period_use
 from metasched.db.schema import (
     attempt,
+    current_spec,
     daily_licence_peak,
     daily_licence_use,
     daily_use,
     job,
-    lease,
     licence,
-    task,
 )
 from metasched.model.daily_use import (
     MAX_NAME,
@@ -109,7 +108,7 @@ def _day_number(date: time.struct_time) -> int:
 
 def keep_account(connection: Connection, modified: Job) -> None:
     """Store the account of a job's attempts with them, if the job gets another; before it does."""
-    spec = select(func.coalesce(job.c.changed, job.c.job)).where(job.c.id == modified.id)
+    spec = select(current_spec).where(job.c.id == modified.id)
     before = msgspec.json.decode(connection.execute(spec).scalar_one(), type=Job)
     if before.account != modified.account:
         is_unset = (attempt.c.job == modified.id) & attempt.c.account.is_(None)
@@ -123,7 +122,7 @@ _DISPATCHED_ACCOUNT = (
     .where(
         attempt.c.job == bindparam("of_job"),
         attempt.c.task_index == bindparam("of_task"),
-        attempt.c.sending == bindparam("of_dispatch"),
+        attempt.c.dispatch_id == bindparam("of_dispatch"),
         attempt.c.account.is_not(None),
     )
     .order_by(attempt.c.number)
@@ -144,7 +143,7 @@ def _modified_jobs(connection: Connection, outcomes: Iterable[Outcome]) -> froze
     modified: set[int] = set()
     for first in range(0, len(ids), 1000):
         portion = job.c.id.in_(ids[first : first + 1000])
-        query = select(job.c.id).where(portion, job.c.changed.is_not(None))
+        query = select(job.c.id).where(portion, job.c.modified_spec.is_not(None))
         modified.update(connection.execute(query).scalars())
     return frozenset(modified)
 
@@ -290,7 +289,7 @@ def correct(connection: Connection, usage: Mapping[EndedRun, RunUsage]) -> None:
     for row in rows:
         owner = owners[row.job]
         key = UseKey.of(owner, row.cluster, day_of(row.ended))
-        account = accounts.get((row.job, row.task_index, row.sending))
+        account = accounts.get((row.job, row.task_index, row.dispatch_id))
         if account is not None:
             key = key._replace(account=account[:MAX_NAME])
         report = used[row.job, row.task_index, row.number]
@@ -315,7 +314,7 @@ def _has_key(last: ColumnElement[int], keys: Sequence[tuple[int, int, int]]) -> 
 
 def _ended_runs(connection: Connection, runs: Sequence[tuple[int, int, int]]) -> Sequence[Row[Any]]:
     """Return the attempts (job, task, number) that are counted and whose use is not known yet."""
-    names = ("job", "task_index", "number", "sending", "state", "cluster", "started", "ended")
+    names = ("job", "task_index", "number", "dispatch_id", "state", "cluster", "started", "ended")
     query = select(*(attempt.c[name] for name in (*names, "node", "gres_choice"))).where(
         _has_key(attempt.c.number, runs), *_IS_ENDED_RUN, attempt.c.cpu_seconds.is_(None)
     )
@@ -324,22 +323,22 @@ def _ended_runs(connection: Connection, runs: Sequence[tuple[int, int, int]]) ->
 
 def _owners(connection: Connection, ids: Collection[int]) -> tuple[dict[int, Job], set[int]]:
     """Return jobs, each decoded once, and those of them that were modified."""
-    query = select(job.c.id, job.c.job, job.c.changed).where(job.c.id.in_(sorted(ids)))
+    query = select(job.c.id, job.c.spec, job.c.modified_spec).where(job.c.id.in_(sorted(ids)))
     stored = connection.execute(query).all()
     decoder = msgspec.json.Decoder(Job)
-    owners = {row.id: decoder.decode(row.changed or row.job) for row in stored}
-    return owners, {row.id for row in stored if row.changed is not None}
+    owners = {row.id: decoder.decode(row.modified_spec or row.spec) for row in stored}
+    return owners, {row.id for row in stored if row.modified_spec is not None}
 
 
 def _dispatched_accounts(
     connection: Connection, rows: Sequence[Row[Any]]
 ) -> dict[tuple[int, int, int], str]:
     """Return the accounts of modified jobs at dispatches, as `_as_dispatched` does for each."""
-    dispatches = sorted({(row.job, row.task_index, row.sending) for row in rows})
-    query = select(*(attempt.c[name] for name in ("job", "task_index", "sending", "account")))
-    query = query.where(_has_key(attempt.c.sending, dispatches), attempt.c.account.is_not(None))
+    dispatches = sorted({(row.job, row.task_index, row.dispatch_id) for row in rows})
+    query = select(*(attempt.c[name] for name in ("job", "task_index", "dispatch_id", "account")))
+    query = query.where(_has_key(attempt.c.dispatch_id, dispatches), attempt.c.account.is_not(None))
     latest_first = connection.execute(query.order_by(attempt.c.number.desc()))
-    return {(row.job, row.task_index, row.sending): row.account for row in latest_first}
+    return {(row.job, row.task_index, row.dispatch_id): row.account for row in latest_first}
 
 
 def _count_row(owner: Job, row: Any, used: RunUsage | None) -> UseSums:
@@ -397,9 +396,8 @@ def _store_leases(
 
 def _find_holder(connection: Connection, held: Lease) -> tuple[Job | None, str]:
     """Return the job that held a lease, and the cluster of the attempt, which had ended before."""
-    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     row = connection.execute(
-        select(spec, attempt.c.cluster, attempt.c.sending)
+        select(current_spec, attempt.c.cluster, attempt.c.dispatch_id)
         .join(attempt, attempt.c.job == job.c.id)
         .where(
             job.c.id == held.job,
@@ -410,7 +408,7 @@ def _find_holder(connection: Connection, held: Lease) -> tuple[Job | None, str]:
     if row is None:
         return None, ""
     spec_now = msgspec.json.decode(row.spec, type=Job)
-    return _as_dispatched(connection, spec_now, held.index, row.sending), row.cluster
+    return _as_dispatched(connection, spec_now, held.index, row.dispatch_id), row.cluster
 
 
 def _count_lease(
@@ -477,81 +475,7 @@ def _larger(column: ColumnElement[Any], value: float) -> ColumnElement[Any]:
     return case((column < value, value), else_=column)
 
 
-# History
-
-_HISTORY = (
-    select(
-        *(attempt.c[name] for name in ("job", "task_index", "number", "state", "cluster")),
-        *(attempt.c[name] for name in ("started", "ended", "node", "cpu_seconds", "gres_choice")),
-        *(attempt.c[name] for name in ("elapsed", "alloc_cpus")),
-        task.c.attempts,
-        task.c.state.label("task_state"),
-        task.c.ended.label("task_ended"),
-        func.coalesce(job.c.changed, job.c.job).label("spec"),
-    )
-    .join(task, and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index))
-    .join(job, job.c.id == attempt.c.job)
-    .where(*_IS_ENDED_RUN)
-    .order_by(attempt.c.job, attempt.c.task_index, attempt.c.number)
-)
-
-
-def count_history(connection: Connection) -> None:
-    """Count all stored runs and leases that ended; for the migration that creates the tables.
-
-    Tasks with a deadline that never started are not counted.
-    """
-    sums: dict[UseKey, UseSums] = {}
-    decoder, job_id, owner = msgspec.json.Decoder(Job), 0, None
-    started: tuple[int, int] = (0, 0)  # the last task with a counted start
-    rows = connection.execute(_HISTORY, execution_options=_IN_PORTIONS)
-    for row in rows:
-        if owner is None or job_id != row.job:
-            job_id, owner = row.job, decoder.decode(row.spec)
-        key = UseKey.of(owner, row.cluster, day_of(row.ended))
-        run = count_run(
-            choose_gres(owner, row.gres_choice),
-            state=State(row.state),
-            started=row.started,
-            ended=row.ended,
-            node=row.node,
-            cpu_seconds=row.cpu_seconds,
-            first_start=started != (row.job, row.task_index),
-            elapsed=row.elapsed,
-            cpus=row.alloc_cpus,
-        )
-        started = row.job, row.task_index
-        sums.setdefault(key, UseSums()).add(run)
-        is_last = row.number == row.attempts and row.task_state in FINAL
-        if is_last and owner.deadline is not None:
-            end = count_deadline(owner.deadline, State(row.task_state), row.task_ended)
-            sums.setdefault(key, UseSums()).add(end)
-    add(connection, sums)
-    _count_past_leases(connection)
-
-
-def _count_past_leases(connection: Connection) -> None:
-    """Count stored leases that ended; how many were leased at a time is not known of the past."""
-    ended = (
-        select(lease, func.coalesce(job.c.changed, job.c.job).label("spec"), attempt.c.cluster)
-        .join(job, job.c.id == lease.c.job)
-        .join(
-            attempt,
-            and_(
-                attempt.c.job == lease.c.job,
-                attempt.c.task_index == lease.c.task_index,
-                attempt.c.number == lease.c.attempt,
-            ),
-        )
-        .where(lease.c.until.is_not(None))
-    )
-    sums: dict[tuple[UseKey, str], dict[str, float]] = {}
-    for row in connection.execute(ended, execution_options=_IN_PORTIONS):
-        owner = msgspec.json.decode(row.spec, type=Job)
-        held = Lease(row.job, row.task_index, row.attempt, {row.licence: row.tokens}, row.since)
-        key = UseKey.of(owner, row.cluster, day_of(row.until))
-        _count_lease(sums, key, owner, ReturnedLease(held, row.until, row.why))
-    _add_leases(connection, sums)
+# Checks
 
 
 def find_mismatches(connection: Connection) -> Iterator[str]:

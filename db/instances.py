@@ -16,7 +16,7 @@ UNNAMED = ""  # the newest name in a backup, until its first start
 MARK_BACKUP = (
     "INSERT INTO {schema}instance (name, created, first_dispatch) "
     f"SELECT '{UNNAMED}', {{time!r}}, COALESCE(MAX(number), 1) FROM ("
-    "SELECT MAX(sending) + 1 AS number FROM {schema}attempt "
+    "SELECT MAX(dispatch_id) + 1 AS number FROM {schema}attempt "
     "UNION ALL SELECT MAX(first_dispatch) FROM {schema}instance) AS numbers "
     f"WHERE NOT EXISTS (SELECT 1 FROM {{schema}}instance WHERE name = '{UNNAMED}')"
 )
@@ -33,7 +33,7 @@ class Identity(NamedTuple):
 def read_first_dispatches(connection: Connection) -> dict[str, int]:
     """Return the first dispatch id of each name, oldest first."""
     columns = instance.c
-    query = select(columns.name, columns.first_dispatch).where(columns.first_dispatch.is_not(None))
+    query = select(columns.name, columns.first_dispatch)
     rows = connection.execute(query.order_by(columns.first_dispatch, columns.created))
     return {row.name: row.first_dispatch for row in rows}
 

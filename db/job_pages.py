@@ -42,7 +42,7 @@ from metasched.core.array_remainder import in_index_order
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import ATTEMPT_FINAL, FINAL
 from metasched.db import task_runs
-from metasched.db.schema import attempt, job, task, task_run
+from metasched.db.schema import attempt, current_spec, job, task, task_run
 from metasched.db.task_runs import IndicesByJob, ListedRun
 from metasched.model.job import MANAGER_REASON, MAX_LICENCE_CHOICES, State
 
@@ -132,9 +132,8 @@ def _has_reason(column: ColumnElement[str], reason: str) -> ColumnElement[bool]:
 
 def _requests_licence(licence: str) -> ColumnElement[bool]:
     """Return whether a job, as it was modified last, requests a licence."""
-    stored = func.coalesce(job.c.changed, job.c.job)
     # PostgreSQL has a type for JSON, and SQLite reads text
-    document = type_coerce(cast(stored, JSON().with_variant(Text(), "sqlite")), JSON)
+    document = type_coerce(cast(current_spec, JSON().with_variant(Text(), "sqlite")), JSON)
     choices = (document["licence_choices"][number] for number in range(MAX_LICENCE_CHOICES))
     # a step at a time: SQLAlchemy writes no path with a name in quotes
     return or_(*(counts[licence].as_integer() > 0 for counts in (document["licences"], *choices)))

@@ -11,7 +11,7 @@ from metasched.core.tasks import Attempt, Task
 from metasched.db.recovery import ATTEMPT_FIELDS
 from metasched.db.schema import attempt, task
 
-_UPDATED_COLUMNS = [column for column in ATTEMPT_FIELDS if column != "number"]
+_UPDATED_COLUMNS = [name for name in ATTEMPT_FIELDS if name != "number"]
 
 
 def task_row(encoded: Task) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def task_row(encoded: Task) -> dict[str, Any]:
         "attempts": encoded.attempts,
         "moves": encoded.moves,
         "ended": encoded.ended,
-        "forgiven": encoded.ignore_rejections_until,
+        "ignore_rejections_until": encoded.ignore_rejections_until,
     }
 
 
@@ -37,7 +37,7 @@ def new_task_row(encoded: Task) -> dict[str, Any]:
 
 def attempt_row(owner: Task, encoded: Attempt) -> dict[str, Any]:
     """Encode an attempt of the task `owner` as a row of `attempt`."""
-    row = {column: getattr(encoded, name) for column, name in ATTEMPT_FIELDS.items()}
+    row = {name: getattr(encoded, name) for name in ATTEMPT_FIELDS}
     return {"job": owner.job.id, "task_index": owner.index, **row}
 
 
@@ -57,12 +57,12 @@ def _update_statement(table: Any, keys: Sequence[str], columns: Iterable[str]) -
 UPDATE_TASK = _update_statement(
     task,
     ("job", "task_index"),
-    ("state", "reason", "held", "target", "attempts", "moves", "ended", "forgiven"),
+    ("state", "reason", "held", "target", "attempts", "moves", "ended", "ignore_rejections_until"),
 )
 
 UPDATE_ATTEMPT = _update_statement(attempt, ("job", "task_index", "number"), _UPDATED_COLUMNS)
 
 # Of a past attempt; its intent changes only if a value is given.
 UPDATE_PAST_ATTEMPT = _update_statement(
-    attempt, ("job", "task_index", "sending"), ("begun", "revoked")
+    attempt, ("job", "task_index", "dispatch_id"), ("has_started", "revoked")
 ).values(intent=func.coalesce(bindparam("b_intent"), attempt.c.intent))

@@ -49,7 +49,9 @@ _SET_TOTAL = (
 _UPDATE_STATUS = (
     update(licence)
     .where(_BY_NAME)
-    .values({c: bindparam(f"b_{c}") for c in ("chosen", "outside", "observed", "past_us")})
+    .values(
+        {c: bindparam(f"b_{c}") for c in ("operator_total", "outside", "observed", "used_outside")}
+    )
 )
 _END_LEASE = (
     update(lease)
@@ -59,7 +61,7 @@ _END_LEASE = (
         lease.c.task_index == bindparam("b_index"),
         lease.c.until.is_(None),
     )
-    .values({c: bindparam(f"b_{c}") for c in ("until", "why", "lingers")})
+    .values({c: bindparam(f"b_{c}") for c in ("until", "reason", "lingering_until")})
 )
 
 
@@ -84,13 +86,13 @@ def shift_clock(connection: Connection, clock: ClockSet) -> None:
 
     A period that had ended before the clock was set must not begin again.
     """
-    shifted = lease.c.lingers + clock.step
+    shifted = lease.c.lingering_until + clock.step
     still_lingers = shifted > clock.time
     connection.execute(
         update(lease)
-        .where(lease.c.lingers > min(clock.time, clock.time - clock.step))
+        .where(lease.c.lingering_until > min(clock.time, clock.time - clock.step))
         .values(
-            lingers=case((still_lingers, shifted)),
+            lingering_until=case((still_lingers, shifted)),
             until=case((still_lingers, lease.c.until + clock.step), else_=lease.c.until),
         )
     )
@@ -99,10 +101,10 @@ def shift_clock(connection: Connection, clock: ClockSet) -> None:
 def _store_status(connection: Connection, status: LicenceStatus) -> None:
     """Insert or update the row of a licence."""
     columns = {
-        "chosen": status.operator_total,
+        "operator_total": status.operator_total,
         "outside": status.outside,
         "observed": status.observed,
-        "past_us": msgspec.json.encode(status.used_outside).decode(),
+        "used_outside": msgspec.json.encode(status.used_outside).decode(),
     }
     row = {"b_name": status.licence} | {f"b_{name}": value for name, value in columns.items()}
     if not connection.execute(_UPDATE_STATUS, row).rowcount:
@@ -140,8 +142,8 @@ def _end_lease(connection: Connection, returned: ReturnedLease) -> None:
                 "b_job": returned.lease.job,
                 "b_index": returned.lease.index,
                 "b_until": returned.until,
-                "b_why": returned.reason,
-                "b_lingers": returned.lingering_until.get(name),
+                "b_reason": returned.reason,
+                "b_lingering_until": returned.lingering_until.get(name),
             }
             for name in sorted(returned.lease.tokens)
         ],
@@ -175,7 +177,7 @@ def live_leases(connection: Connection) -> list[Lease]:
 def lingering(connection: Connection) -> list[LingeringTokens]:
     """Return tokens of ended leases that still counted as in use at the last event."""
     newest = select(event.c.time).order_by(event.c.id.desc()).limit(1).scalar_subquery()
-    query = select(lease).where(lease.c.lingers > func.coalesce(newest, 0.0))
+    query = select(lease).where(lease.c.lingering_until > func.coalesce(newest, 0.0))
     if not (rows := connection.execute(query.order_by(lease.c.id)).all()):
         return []
     last_clock_set = (
@@ -192,32 +194,34 @@ def lingering(connection: Connection) -> list[LingeringTokens]:
         ).scalars()
     )
     # The clock may have been set back while no daemon ran, before or after the return: tokens are
-    # free if an event since their return was later than `lingers`.
+    # free if an event since their return was later than `lingering_until`.
     latest_since: dict[float, float] = {}  # latest time from the last event of a time on
     latest = -math.inf
     for time in reversed(times):
         latest = max(latest, time)
         latest_since.setdefault(time, latest)
     return [
-        LingeringTokens(row.licence, row.tokens, row.until, row.lingers)
+        LingeringTokens(row.licence, row.tokens, row.until, row.lingering_until)
         for row in rows
-        if row.lingers > latest_since.get(row.until, latest)
+        if row.lingering_until > latest_since.get(row.until, latest)
     ]
 
 
 def operator_totals(connection: Connection) -> dict[str, int]:
     """Return the totals set by operators, by licence."""
     rows = connection.execute(
-        select(licence.c.name, licence.c.chosen).where(licence.c.chosen.is_not(None))
+        select(licence.c.name, licence.c.operator_total).where(
+            licence.c.operator_total.is_not(None)
+        )
     )
-    return {row.name: row.chosen for row in rows}
+    return {row.name: row.operator_total for row in rows}
 
 
 def used_outside(connection: Connection) -> dict[str, dict[str, LicenceCount]]:
     """Return the last counts that managers reported as used by others, by licence and cluster."""
     by_cluster = dict[str, LicenceCount]
-    rows = connection.execute(select(licence.c.name, licence.c.past_us))
-    return {row.name: msgspec.json.decode(row.past_us, type=by_cluster) for row in rows}
+    rows = connection.execute(select(licence.c.name, licence.c.used_outside))
+    return {row.name: msgspec.json.decode(row.used_outside, type=by_cluster) for row in rows}
 
 
 def find_mismatches(connection: Connection) -> Iterator[str]:

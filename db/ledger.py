@@ -348,7 +348,7 @@ class Ledger(Writer):
         """Add to the open group that a candidate has ended."""
         assert shadow.ended is not None
         with self._join_group() as connection:
-            shadows.end(connection, shadow.number, shadow.ended, shadow.end)
+            shadows.end(connection, shadow.number, shadow.ended, shadow.end_reason)
             self._write_notices([record], ())
 
     def add_shadow_decisions(self, number: int, decisions: Sequence[ShadowDecision]) -> None:
@@ -453,7 +453,7 @@ class Ledger(Writer):
                         event=event_id,
                         time=core_event.time,
                         data=self._pending_checkpoint,
-                        decisions=DECISION_VERSION,
+                        decision_version=DECISION_VERSION,
                     )
                 )
                 self._pending_checkpoint = None
@@ -469,7 +469,7 @@ class Ledger(Writer):
                 encoded_info = encode(core_event.info.without_load)
                 if self._lasting_infos.get(core_event.cluster) != encoded_info:
                     cluster_rows.append(
-                        {"name": core_event.cluster, "facts": encoded_info, "time": core_event.time}
+                        {"name": core_event.cluster, "info": encoded_info, "time": core_event.time}
                     )
                     self._lasting_infos[core_event.cluster] = encoded_info
             if isinstance(core_event, ListingReceived):
@@ -488,7 +488,7 @@ class Ledger(Writer):
                         "job": task_change.job,
                         "task_index": task_change.index,
                         "attempt": task_change.attempt,
-                        "what": task_change.event,
+                        "task_event": task_change.event,
                         "before": task_change.before,
                         "after": task_change.after,
                         "cluster": task_change.cluster,
@@ -530,8 +530,8 @@ class Ledger(Writer):
                 {
                     "job": job_id,
                     "task_index": index,
-                    "sending": dispatch_id,
-                    "begun": past_attempt.has_started,
+                    "dispatch_id": dispatch_id,
+                    "has_started": past_attempt.has_started,
                     "revoked": past_attempt.revoked,
                     "intent": Intent.REQUEUE if past_attempt.requeued else None,
                 }
@@ -608,14 +608,14 @@ class Ledger(Writer):
                     "margin": new_job.job.margin,
                     "array": new_job.job.array,
                     "priority": outcomes[new_job.job.id].priority,
-                    "parts": encode(
+                    "priority_parts": encode(
                         [part._asdict() for part in outcomes[new_job.job.id].priority_parts]
                     ),
-                    "job": encode(new_job.job),
+                    "spec": encode(new_job.job),
                     "script": new_job.script,
                     "environment": new_job.environment,
                     "payload": encode(new_job.payload),
-                    "policy": self._policy_number,
+                    "policy_version": self._policy_number,
                 }
                 for new_job in new_jobs
             ],
@@ -642,11 +642,11 @@ class Ledger(Writer):
             update(job)
             .where(job.c.id == modification.job.id)
             .values(
-                changed=encode(modification.job),
+                modified_spec=encode(modification.job),
                 name=modification.job.name,
                 priority=outcome.priority,
-                parts=encode([part._asdict() for part in outcome.priority_parts]),
-                policy=self._policy_number,
+                priority_parts=encode([part._asdict() for part in outcome.priority_parts]),
+                policy_version=self._policy_number,
             )
         )
 
@@ -814,7 +814,7 @@ class Ledger(Writer):
                 cpu_seconds=bindparam("seconds"),
                 max_memory=bindparam("memory"),
                 elapsed=bindparam("elapsed"),
-                alloc_cpus=bindparam("cpus"),
+                allocated_cpus=bindparam("cpus"),
             )
         )
         rows = [
@@ -859,13 +859,13 @@ class Ledger(Writer):
             conditions = audit.read_conditions(connection)
             recovered = recovery.recover(connection, window)
             newest = execute(
-                select(checkpoint.c.event, checkpoint.c.decisions)
+                select(checkpoint.c.event, checkpoint.c.decision_version)
                 .order_by(checkpoint.c.event.desc())
                 .limit(1)
             ).first()
             checkpoint_due = (
                 newest is None
-                or newest.decisions != DECISION_VERSION
+                or newest.decision_version != DECISION_VERSION
                 or self._next_event - newest.event > CHECKPOINT_AFTER
             )
             self._pending_checkpoint = recovered.pack() if checkpoint_due else None

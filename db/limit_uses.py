@@ -25,7 +25,7 @@ from sqlalchemy import (
 from metasched.core.events import Outcome
 from metasched.core.transitions import LIVE, QUEUED_OR_HELD
 from metasched.db import task_runs
-from metasched.db.schema import attempt, job, limit_use, task
+from metasched.db.schema import attempt, current_spec, job, limit_use, task
 from metasched.model.job import Job
 from metasched.model.limits import (
     LICENCE,
@@ -121,7 +121,7 @@ def _recount(connection: Connection) -> Counter[tuple[LimitScope, str]]:
     ).all()
     jobs = {}
     for row in connection.execute(
-        select(job.c.id, func.coalesce(job.c.changed, job.c.job).label("spec")).where(
+        select(job.c.id, current_spec).where(
             job.c.id.in_(select(task.c.job).where(task.c.ended.is_(None)))
         )
     ):

@@ -82,10 +82,10 @@ class DecisionsOfTask(NamedTuple):
 
 def decisions_of_task(connection: Connection, id: int, index: int) -> DecisionsOfTask:
     """Return what decided about a task."""
-    priority = connection.execute(select(job.c.policy).where(job.c.id == id)).scalar()
+    priority = connection.execute(select(job.c.policy_version).where(job.c.id == id)).scalar()
     sent = connection.execute(
         select(change.c.event, change.c.cause)
-        .where(change.c.job == id, change.c.task_index == index, change.c.what == "send")
+        .where(change.c.job == id, change.c.task_index == index, change.c.task_event == "send")
         .order_by(change.c.id.desc())
         .limit(1)
     ).first()
@@ -109,7 +109,7 @@ def find_mismatches(connection: Connection) -> list[str]:
         if stored != (row.number, digest):
             problems.append(f"policy version {row.number} is not that of event {row.event}")
     newest = connection.execute(select(func.max(policy_version.c.number))).scalar() or 0
-    later = connection.execute(select(func.max(job.c.policy))).scalar() or 0
+    later = connection.execute(select(func.max(job.c.policy_version))).scalar() or 0
     if later > newest:
         problems.append(f"jobs have policy version {later}, the newest is {newest}")
     return problems

@@ -235,12 +235,11 @@ class Postgresql(Database):
         try:
             writer_lock = self._connect_writer(engine, standby)
             self._wait_for_lock(writer_lock, standby)
-            session: Any = writer_lock.connection.connection.driver_connection
-            session.silence_timeout = None  # a migration may be silent for long
             try:
                 self.upgrade(writer_lock.connection)
             except DBAPIError as error:
                 raise self.store_error(error) from None
+            session: Any = writer_lock.connection.connection.driver_connection
             session.silence_timeout = SILENCE_TIMEOUT
             yield writer_lock
         finally:
@@ -449,6 +448,8 @@ class Postgresql(Database):
         return target.stat().st_size
 
     def begin_upgrade(self, connection: Connection) -> None:
+        session: Any = connection.connection.driver_connection
+        session.silence_timeout = None  # a migration may be silent for long
         connection.begin()
 
     def store_error(self, error: DBAPIError) -> StoreError:

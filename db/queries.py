@@ -50,7 +50,7 @@ from metasched.db.job_pages import (
 from metasched.db.outbox import OutboxRow
 from metasched.db.policy_versions import DecisionsOfTask, PolicyHistory
 from metasched.db.reports import ReportQuery, read_report
-from metasched.db.schema import attempt, change, digest, epoch, job, task, token
+from metasched.db.schema import attempt, change, current_spec, digest, epoch, job, task, token
 from metasched.db.store import Database, StorageFailed, driver_message
 from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
@@ -162,7 +162,7 @@ class Queries:
         They map to the times of their dispatches; all times are epoch seconds.
         """
         query = (
-            select(attempt.c.native_id, attempt.c.sent)
+            select(attempt.c.native_id, attempt.c.dispatched)
             .join(task, (task.c.job == attempt.c.job) & (task.c.task_index == attempt.c.task_index))
             .where(
                 task.c.ended >= since,
@@ -171,7 +171,7 @@ class Queries:
             )
         )
         with self._connect() as connection:
-            return {row.native_id: row.sent for row in connection.execute(query)}
+            return {row.native_id: row.dispatched for row in connection.execute(query)}
 
     def recent_runs(self, limit: int) -> list[tuple[Job, float]]:
         """Return the jobs and run times (seconds) of tasks that have ended, the newest jobs last.
@@ -185,7 +185,6 @@ class Queries:
             .limit(limit)
             .subquery()
         )
-        spec = func.coalesce(job.c.changed, job.c.job)
         is_run = (
             last.c.state.in_(sorted(ATTEMPT_FINAL)),
             last.c.started.is_not(None),
@@ -196,7 +195,7 @@ class Queries:
                 select(last.c.job, (last.c.ended - last.c.started).label("seconds")).where(*is_run)
             ).all()
             specs = connection.execute(
-                select(job.c.id, spec.label("spec")).where(
+                select(job.c.id, current_spec).where(
                     job.c.id.in_(select(last.c.job).where(*is_run))
                 )
             )
@@ -253,14 +252,14 @@ class Queries:
     def current_job(self, id: int) -> tuple[Job, int]:
         """Return a job as modified so far, and its priority."""
         with self._connect() as connection:
-            query = select(func.coalesce(job.c.changed, job.c.job), job.c.priority)
+            query = select(current_spec, job.c.priority)
             spec, priority = connection.execute(query.where(job.c.id == id)).one()
         return msgspec.json.decode(spec, type=Job), priority
 
     def stored_jobs(self, ids: Iterable[int]) -> dict[int, tuple[Job, Payload]]:
         """Return jobs as modified so far, and their payloads without texts, by id."""
         jobs: dict[int, tuple[Job, Payload]] = {}
-        columns = (job.c.id, func.coalesce(job.c.changed, job.c.job).label("spec"), job.c.payload)
+        columns = (job.c.id, current_spec, job.c.payload)
         with self._connect() as connection:
             for portion in _in_portions(sorted(set(ids))):
                 for row in connection.execute(select(*columns).where(job.c.id.in_(portion))):
@@ -276,7 +275,7 @@ class Queries:
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
             in_runs = task_runs.indices_of(connection, id, ended=True)
-            highest = select(func.max(attempt.c.sending)).where(attempt.c.job == id)
+            highest = select(func.max(attempt.c.dispatch_id)).where(attempt.c.job == id)
             last_dispatch = connection.execute(highest).scalar() or 0
         ended = [
             RequeuedTask(row.task_index, State(row.state), row.attempts)

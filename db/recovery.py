@@ -18,7 +18,7 @@ from metasched.core.tasks import NO_CLUSTERS, Attempt, EndedTask, Intent, PastAt
 from metasched.core.transitions import LIVE
 from metasched.db import calendar, leases, reservations, share_uses, task_runs, tuning
 from metasched.db.cluster_info import apply_changes
-from metasched.db.schema import attempt, cluster, drain, event, job, task, task_run
+from metasched.db.schema import attempt, cluster, current_spec, drain, event, job, task, task_run
 from metasched.model.arrays import format_indices
 from metasched.model.cluster import ClusterInfo
 from metasched.model.dependencies import DependencyTarget, parse_dependency
@@ -26,10 +26,8 @@ from metasched.model.job import Job, State
 from metasched.model.stored_names import EVENT_KINDS
 
 EVENT_TYPES: dict[str, type[CoreEvent]] = {EVENT_KINDS[k.__name__]: k for k in get_args(CoreEvent)}
-# Fields of Attempt by the columns that store them.
-ATTEMPT_FIELDS = {
-    f.encode_name: f.name for f in structs.fields(Attempt) if f.encode_name in attempt.c
-}
+# Fields of Attempt that have a column of their own; the others begin anew after a restart.
+ATTEMPT_FIELDS = tuple(f.name for f in structs.fields(Attempt) if f.name in attempt.c)
 # all rows at once take more memory than the objects made of them, and the process keeps that
 _IN_PORTIONS = {"yield_per": 1000}
 _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)
@@ -42,7 +40,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
     waiting_jobs = {t.job.id: t.job for t in tasks if not t.attempts}
     waiting_jobs |= {remainder.job.id: remainder.job for remainder in remainders}
     last_dispatches = execute(
-        select(attempt.c.job, func.max(attempt.c.sending))
+        select(attempt.c.job, func.max(attempt.c.dispatch_id))
         # also of ended tasks of these jobs: no tag may repeat
         .where(
             attempt.c.job.in_(select(task.c.job).where(task.c.ended.is_(None)))
@@ -51,13 +49,13 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         .group_by(attempt.c.job)
     )
     margins = execute(
-        select(job.c.job).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(window)
+        select(job.c.spec).where(job.c.margin >= 0).order_by(job.c.id.desc()).limit(window)
     ).scalars()
     return RecoveredState(
         tasks=tasks,
         last_dispatches={row[0]: row[1] for row in last_dispatches},
         info={
-            row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
+            row.name: msgspec.json.decode(row.info, type=ClusterInfo)
             for row in execute(select(cluster))
         },
         margins=[msgspec.json.decode(text, type=Job) for text in margins][::-1],
@@ -85,15 +83,15 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
     rejected_by: dict[tuple[int, int], frozenset[str]] = {}
     past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     ended_attempts = (
-        select(attempt, task.c.forgiven)
+        select(attempt, task.c.ignore_rejections_until)
         .join(task, _SAME_TASK)
         .where(is_open, attempt.c.state.not_in(sorted(LIVE)))
         .order_by(attempt.c.number)
     )
     for row in execute(ended_attempts, execution_options=_IN_PORTIONS):
         key = (row.job, row.task_index)
-        past.setdefault(key, {})[row.sending] = _decode_past_attempt(row)
-        if row.refused and row.number > row.forgiven:
+        past.setdefault(key, {})[row.dispatch_id] = _decode_past_attempt(row)
+        if row.rejected and row.number > row.ignore_rejections_until:
             rejected_by[key] = rejected_by.get(key, NO_CLUSTERS) | {intern(row.cluster)}
     live = {
         (row.job, row.task_index): _decode_attempt(row)
@@ -103,11 +101,10 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
         )
     }
     # apart from the tasks: the tasks of an array share a text
-    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     jobs = {
         row.id: (msgspec.json.decode(row.spec, type=Job), row.priority)
         for row in execute(
-            select(job.c.id, job.c.priority, spec).where(
+            select(job.c.id, job.c.priority, current_spec).where(
                 job.c.id.in_(select(task.c.job).where(is_open))
             ),
             execution_options=_IN_PORTIONS,
@@ -139,7 +136,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
             target=row.target,
             attempt=live_attempt,
             rejected_by=rejected_by.get(key, NO_CLUSTERS),
-            ignore_rejections_until=row.forgiven,
+            ignore_rejections_until=row.ignore_rejections_until,
             past_attempts=past.get(key, {}),
         )
 
@@ -158,9 +155,9 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
             select(
                 columns.job,
                 columns.task_index,
-                columns.sending,
+                columns.dispatch_id,
                 columns.cluster,
-                columns.begun,
+                columns.has_started,
                 columns.fence,
                 columns.revoked,
                 columns.intent,
@@ -173,7 +170,7 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
             execution_options=_IN_PORTIONS,
         ):
             task_attempts = past.setdefault((row.job, row.task_index), {})
-            task_attempts[row.sending] = _decode_past_attempt(row)
+            task_attempts[row.dispatch_id] = _decode_past_attempt(row)
     return {
         (row.job, row.task_index): EndedTask(
             State(row.state), row.attempts, past.get((row.job, row.task_index), {})
@@ -237,7 +234,7 @@ def target_summary(connection: Connection, target: DependencyTarget) -> TargetSu
 
 
 def _decode_attempt(row: Any) -> Attempt:
-    fields = {name: getattr(row, column) for column, name in ATTEMPT_FIELDS.items()}
+    fields = {name: getattr(row, name) for name in ATTEMPT_FIELDS}
     fields["state"] = State(row.state)
     fields["intent"] = Intent(row.intent) if row.intent else None
     fields["cluster"] = intern(row.cluster)
@@ -245,10 +242,10 @@ def _decode_attempt(row: Any) -> Attempt:
 
 
 def _decode_past_attempt(row: Any) -> PastAttempt:
-    requeued = row.begun and row.intent == Intent.REQUEUE
+    requeued = row.has_started and row.intent == Intent.REQUEUE
     return PastAttempt(
         intern(row.cluster),
-        row.begun,
+        row.has_started,
         intern(row.fence),
         row.revoked,
         requeued,

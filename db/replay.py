@@ -88,7 +88,7 @@ def replay(
 
 def _checkpoint(connection: Connection, begin: float) -> Row[Any] | None:
     """Return the last checkpoint before a time after which all was decided by this version."""
-    other_version = checkpoint.c.decisions != DECISION_VERSION
+    other_version = checkpoint.c.decision_version != DECISION_VERSION
     last_other = select(func.coalesce(func.max(checkpoint.c.event), 0)).where(other_version)
     usable = select(checkpoint).where(checkpoint.c.event > last_other.scalar_subquery())
     before = usable.where(checkpoint.c.time <= begin).order_by(checkpoint.c.event.desc())
@@ -142,15 +142,15 @@ class _Decisions:
 
     def problems(self, connection: Connection) -> Iterator[str]:
         """Yield the stored decisions that are others; a modified job has another priority."""
-        unchanged = select(job.c.id, job.c.priority).where(job.c.changed.is_(None))
+        unchanged = select(job.c.id, job.c.priority).where(job.c.modified_spec.is_(None))
         for row in connection.execute(unchanged):
             if self._priorities.get(row.id, row.priority) != row.priority:
                 yield (
                     f"job {row.id} has priority {row.priority}, replayed {self._priorities[row.id]}"
                 )
-        columns = (attempt.c.job, attempt.c.sending, attempt.c.task_index, attempt.c.cluster)
+        columns = (attempt.c.job, attempt.c.dispatch_id, attempt.c.task_index, attempt.c.cluster)
         for sent in connection.execute(select(*columns)):
-            key = sent.job, sent.sending, sent.task_index
+            key = sent.job, sent.dispatch_id, sent.task_index
             if self._clusters.get(key, sent.cluster) != sent.cluster:
                 yield (
                     f"task {sent.job}_{sent.task_index} was sent to {sent.cluster}, replayed to "

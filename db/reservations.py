@@ -30,12 +30,16 @@ from metasched.db.schema import licence, reservation
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 
 _IS_OPEN = reservation.c.state.in_(sorted(OPEN_STATES))
-_JSON_COLUMNS = ("nodes", "placed", "offers", "licences", "users", "accounts")
+_JSON_COLUMNS = ("nodes", "bound_nodes", "offers", "licences", "users", "accounts")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))
     .values(
-        {c.name: bindparam(f"b_{c.name}") for c in reservation.c if c.name not in ("id", "told")}
+        {
+            c.name: bindparam(f"b_{c.name}")
+            for c in reservation.c
+            if c.name not in ("id", "notified")
+        }
     )
 )
 
@@ -103,7 +107,9 @@ def _check_licences(connection: Connection, added: Reservation) -> None:
 
 def open_or_held(connection: Connection) -> list[Reservation]:
     """Return reservations that are open, or that a manager may still hold."""
-    query = select(reservation).where(or_(reservation.c.closed.is_(None), reservation.c.held))
+    query = select(reservation).where(
+        or_(reservation.c.closed.is_(None), reservation.c.known_to_manager)
+    )
     return [_decode_row(row) for row in connection.execute(query.order_by(reservation.c.id))]
 
 
@@ -149,14 +155,16 @@ def unnotified(connection: Connection, since: float) -> list[Reservation]:
     """Return reservations broken at or after `since` with owners not yet notified."""
     columns = reservation.c
     query = select(reservation).where(
-        columns.state == ReservationState.BROKEN, columns.told.is_(None), columns.closed >= since
+        columns.state == ReservationState.BROKEN,
+        columns.notified.is_(None),
+        columns.closed >= since,
     )
     return [_decode_row(row) for row in connection.execute(query.order_by(columns.id))]
 
 
 def mark_notified(connection: Connection, id: int, time: float) -> None:
     """Store that the owner of a reservation has been notified."""
-    connection.execute(update(reservation).where(reservation.c.id == id).values(told=time))
+    connection.execute(update(reservation).where(reservation.c.id == id).values(notified=time))
 
 
 def find(connection: Connection, id: int) -> Reservation | None:
@@ -181,7 +189,7 @@ def prune_batch(
     newest = select(func.max(columns.id)).scalar_subquery()
     examined = columns.id.between(ids[0], ids[-1])
     prunable = delete(reservation).where(
-        examined, columns.closed < before, ~columns.held, columns.id < newest
+        examined, columns.closed < before, ~columns.known_to_manager, columns.id < newest
     )
     return ids[-1], connection.execute(prunable).rowcount
 
@@ -206,7 +214,7 @@ def find_conflicts(connection: Connection) -> Iterator[str]:
 
 def _encode_row(encoded: Reservation) -> dict[str, Any]:
     fields = structs.fields(Reservation)
-    row = {field.encode_name: getattr(encoded, field.name) for field in fields}
+    row = {field.name: getattr(encoded, field.name) for field in fields}
     return row | {name: msgspec.json.encode(row[name]).decode() for name in _JSON_COLUMNS}
 
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
-    false,
+    func,
     text,
 )
 
@@ -33,11 +33,8 @@ from metasched.core.transitions import ATTEMPT_FINAL, FINAL, LIVE, QUEUED_OR_HEL
 from metasched.model.notice import DeliveryState
 from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
-from metasched.model.token_scope import TokenScope
 
-REVISION = "0043"  # the newest migration, which creates exactly these tables
-# The newest migration of the previous release. Newer migrations have a `downgrade` back to it.
-PREVIOUS_REVISION = "0015"
+REVISION = "s0001"  # the newest migration, which leaves exactly these tables
 
 # 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
@@ -74,7 +71,7 @@ instance = Table(
     metadata,
     Column("name", SafeText, primary_key=True),
     Column("created", Float, nullable=False),
-    Column("first_dispatch", Int64),  # of those with this name in their tags; null: none
+    Column("first_dispatch", Int64, nullable=False),  # with this name in its tag
 )
 
 # Number of daemon starts, in a single row. Transactions of older daemons are rejected.
@@ -83,7 +80,7 @@ epoch = Table(
     metadata,
     Column("number", Int64, primary_key=True, autoincrement=False),
     # name of the process of the last active daemon; "": no other can have replaced it
-    Column("holder", Text, nullable=False, server_default=""),
+    Column("holder", Text, nullable=False),
 )
 
 # Scripts and environments by digest: equal texts of many jobs are stored once.
@@ -105,18 +102,20 @@ job = Table(
     Column("margin", Float),  # seconds to spare before the deadline; null: no deadline
     Column("array", SafeText),
     Column("priority", Int64, nullable=False),
-    Column("parts", SafeText, nullable=False),
-    Column("job", SafeText, nullable=False),
+    Column("priority_parts", SafeText, nullable=False),
+    Column("spec", SafeText, nullable=False),
     Column("script", SafeText, ForeignKey("content.digest"), nullable=False),
     Column("environment", SafeText, ForeignKey("content.digest"), nullable=False),
     Column("payload", SafeText, nullable=False),
-    Column("changed", SafeText),  # the job as modified since; null: as submitted
-    Column("policy", Int64),  # version that decided the priority; null: it was not recorded
+    Column("modified_spec", SafeText),  # null: as submitted
+    Column("policy_version", Int64),  # that decided the priority; null: not recorded
     Index("ix_job_margin", "id", sqlite_where=_HAS_MARGIN, postgresql_where=_HAS_MARGIN),
     Index("ix_job_script", "script"),  # these two find the last job that refers to a content
     Index("ix_job_environment", "environment"),
     Index("ix_job_user", "user", "id"),  # all jobs of a user in pages
 )
+# JSON of a job as it was modified last
+current_spec = func.coalesce(job.c.modified_spec, job.c.spec).label("spec")
 
 task = Table(
     "task",
@@ -130,9 +129,9 @@ task = Table(
     Column("attempts", Int64, nullable=False),
     Column("moves", Int64, nullable=False),
     Column("ended", Float),
-    Column("forgiven", Int64, nullable=False, server_default="0"),
+    Column("ignore_rejections_until", Int64, nullable=False),
     # that of the job: an index of the open tasks of a user needs it here
-    Column("user", SafeText, nullable=False, server_default=""),
+    Column("user", SafeText, nullable=False),
     CheckConstraint(_in_condition("state", QUEUED_OR_HELD | LIVE | FINAL), name="state"),
     CheckConstraint(f"({_in_condition('state', FINAL)}) = (ended IS NOT NULL)", name="ended"),
 )
@@ -199,10 +198,10 @@ attempt = Table(
     Column("job", Int64, primary_key=True),
     Column("task_index", Int64, primary_key=True),
     Column("number", Int64, primary_key=True),
-    Column("sending", Int64, nullable=False),
+    Column("dispatch_id", Int64, nullable=False),
     Column("cluster", SafeText, nullable=False),
     Column("state", SafeText, nullable=False),
-    Column("sent", Float, nullable=False),
+    Column("dispatched", Float, nullable=False),
     Column("accepted", Float),
     Column("tried", Float),
     Column("native_id", SafeText),
@@ -213,25 +212,23 @@ attempt = Table(
     Column("ended", Float),
     Column("exit_code", Int64),
     Column("signal", Int64),
-    Column("word", SafeText, nullable=False),
+    Column("manager_reason", SafeText, nullable=False),
     Column("node", SafeText, nullable=False),
     Column("cpu_seconds", Float),
     Column("max_memory", Int64),
-    Column("refused", Boolean(create_constraint=False), nullable=False),
-    Column("rival", Int64),
-    Column("restarts", Int64, nullable=False, server_default="0"),
-    Column("begun", Boolean(create_constraint=False), nullable=False, server_default=false()),
-    Column("fence", SafeText, nullable=False, server_default=""),
+    Column("rejected", Boolean(create_constraint=False), nullable=False),
+    Column("yields_to", Int64),
+    Column("restarts", Int64, nullable=False),
+    Column("has_started", Boolean(create_constraint=False), nullable=False),
+    Column("fence", SafeText, nullable=False),
     Column("gres_choice", Int64),
     Column("licence_choice", Int64),
-    Column("revoking", Boolean(create_constraint=False), nullable=False, server_default=false()),
-    Column("revoked", Boolean(create_constraint=False), nullable=False, server_default=false()),
-    Column(
-        "lease_expired", Boolean(create_constraint=False), nullable=False, server_default=false()
-    ),
+    Column("revoking", Boolean(create_constraint=False), nullable=False),
+    Column("revoked", Boolean(create_constraint=False), nullable=False),
+    Column("lease_expired", Boolean(create_constraint=False), nullable=False),
     # as accounting reports them; null: by start and end, and as requested
     Column("elapsed", Float),
-    Column("alloc_cpus", Int64),
+    Column("allocated_cpus", Int64),
     # of its dispatch, "": none; null: the job's, which was not modified since
     Column("account", SafeText),
     ForeignKeyConstraint(
@@ -273,10 +270,10 @@ licence = Table(
     Column("total", Int64, nullable=False),
     Column("leased", Int64, nullable=False),
     Column("excess", Int64, nullable=False),
-    Column("chosen", Int64),  # total set by an operator; null: as configured
+    Column("operator_total", Int64),  # set by an operator; null: as configured
     Column("outside", Int64, nullable=False),
     Column("observed", Float),  # time of the server's last count; null without a server
-    Column("past_us", SafeText, nullable=False, server_default="{}"),  # JSON: counts by cluster
+    Column("used_outside", SafeText, nullable=False),  # JSON: counts by cluster
     CheckConstraint("leased >= 0 AND excess >= 0", name="counts"),
     CheckConstraint("leased <= total + excess", name="within_total"),
 )
@@ -293,17 +290,17 @@ lease = Table(
     Column("tokens", Int64, nullable=False),
     Column("since", Float, nullable=False),
     Column("until", Float),
-    Column("why", SafeText),  # cause of its end
-    Column("lingers", Float),  # its tokens count as in use until then
+    Column("reason", SafeText),  # why it ended
+    Column("lingering_until", Float),  # its tokens count as in use until then
     ForeignKeyConstraint(
         ["job", "task_index", "attempt"],
         ["attempt.job", "attempt.task_index", "attempt.number"],
         name="fk_lease_attempt",
     ),
     CheckConstraint("tokens > 0", name="tokens"),
-    CheckConstraint("(until IS NULL) = (why IS NULL)", name="ended"),
+    CheckConstraint("(until IS NULL) = (reason IS NULL)", name="ended"),
     Index("ix_lease_job", "job", "task_index"),
-    Index("ix_lease_lingers", "lingers"),
+    Index("ix_lease_lingering_until", "lingering_until"),
 )
 _NOT_RETURNED = lease.c.until.is_(None)
 Index(
@@ -443,8 +440,8 @@ share_tree = Table(
     Column("tree", SafeText, nullable=False),
 )
 
-# Advance reservations. The manager may know a reservation while it is `held`. `told` is the time
-# when the owner was notified of a broken reservation; the core writes all other columns.
+# Advance reservations. `notified` is the time when the owner was notified of a broken reservation;
+# the core writes all other columns.
 reservation = Table(
     "reservation",
     metadata,
@@ -455,21 +452,21 @@ reservation = Table(
     Column("end", Float, nullable=False),
     Column("size", Int64, nullable=False),
     Column("cpus", Int64, nullable=False),
-    Column("made", Float, nullable=False),
+    Column("created", Float, nullable=False),
     Column("state", SafeText, nullable=False),
     Column("cause", SafeText, nullable=False),
     Column("nodes", SafeText, nullable=False),
-    Column("placed", SafeText, nullable=False),
-    Column("held", Boolean(create_constraint=False), nullable=False),
-    Column("tries", Int64, nullable=False),
+    Column("bound_nodes", SafeText, nullable=False),
+    Column("known_to_manager", Boolean(create_constraint=False), nullable=False),
+    Column("rejections", Int64, nullable=False),
     Column("closed", Float),
     Column("offers", SafeText, nullable=False),
-    Column("let_run", Float, nullable=False, server_default="0"),
-    Column("licences", SafeText, nullable=False, server_default="{}"),
-    Column("mail", SafeText, nullable=False, server_default=""),
-    Column("told", Float),
-    Column("users", SafeText, nullable=False, server_default="[]"),  # JSON
-    Column("accounts", SafeText, nullable=False, server_default="[]"),  # JSON
+    Column("let_run", Float, nullable=False),
+    Column("licences", SafeText, nullable=False),
+    Column("mail", SafeText, nullable=False),
+    Column("notified", Float),
+    Column("users", SafeText, nullable=False),  # JSON
+    Column("accounts", SafeText, nullable=False),  # JSON
     Column("series", Int64),  # id in `calendar`, while that is open; null: a single reservation
     CheckConstraint('start < "end"', name="window"),
     CheckConstraint("size > 0 AND cpus >= size", name="size"),
@@ -478,13 +475,13 @@ reservation = Table(
         f"({_in_condition('state', FINAL_STATES)}) = (closed IS NOT NULL)", name="closed"
     ),
 )
-_OPEN_OR_HELD = text("closed IS NULL OR held")
+_OPEN_OR_KNOWN = text("closed IS NULL OR known_to_manager")
 Index(
     "ix_reservation_open",
     reservation.c.cluster,
     reservation.c.start,
-    sqlite_where=_OPEN_OR_HELD,
-    postgresql_where=_OPEN_OR_HELD,
+    sqlite_where=_OPEN_OR_KNOWN,
+    postgresql_where=_OPEN_OR_KNOWN,
 )
 
 # Dependencies between jobs. A target is not pruned while a dependent job is open.
@@ -516,7 +513,7 @@ change = Table(
     Column("job", Int64, nullable=False),
     Column("task_index", Int64, nullable=False),
     Column("attempt", Int64, nullable=False),
-    Column("what", SafeText),
+    Column("task_event", SafeText),
     Column("before", SafeText),
     Column("after", SafeText, nullable=False),
     Column("cluster", SafeText),
@@ -533,7 +530,7 @@ cluster = Table(
     "cluster",
     metadata,
     Column("name", SafeText, primary_key=True),
-    Column("facts", SafeText, nullable=False),
+    Column("info", SafeText, nullable=False),
     Column("time", Float, nullable=False),
 )
 
@@ -556,7 +553,7 @@ token = Table(
     Column("created", Float, nullable=False),
     Column("expires", Float, nullable=False),
     Column("revoked", Float),
-    Column("scope", SafeText, nullable=False, server_default=TokenScope.USER.value),
+    Column("scope", SafeText, nullable=False),
     Column("parent", Int64),  # id of the token that opened this session, and ends it
     Index("ix_token_user", "user", "id"),
     Index("ix_token_parent", "parent"),
@@ -568,7 +565,7 @@ submission_key = Table(
     metadata,
     Column("user", SafeText, primary_key=True),
     Column("key", SafeText, primary_key=True),
-    Column("body", Text, nullable=False),  # digest
+    Column("body_digest", Text, nullable=False),
     Column("created", Float, nullable=False),
     Column("answer", SafeText, nullable=False),  # JSON
     Index("ix_submission_key_created", "created"),
@@ -583,7 +580,7 @@ drain = Table(
     Column("by", SafeText, nullable=False),
     Column("reason", SafeText, nullable=False),
     Column("keep_pending", Boolean(create_constraint=False), nullable=False),
-    Column("entry", SafeText, nullable=False, server_default=""),  # of the calendar that drained it
+    Column("entry", SafeText, nullable=False),  # of the calendar that drained it
 )
 
 # The calendar: entries of the site's file, and open series of reservations. `next_run` is the
@@ -597,13 +594,13 @@ calendar = Table(
     Column("rule", SafeText, nullable=False),
     Column("zone", SafeText, nullable=False),
     Column("owner", SafeText, nullable=False),  # of a series; '': the site
-    Column("made_by", SafeText, nullable=False),
-    Column("made", Float, nullable=False),
+    Column("requested_by", SafeText, nullable=False),
+    Column("created", Float, nullable=False),
     Column("grace", Float, nullable=False),
     Column("lead", Float, nullable=False),
     Column("until", Float),
     Column("next_run", Float),
-    Column("ran", SafeText, nullable=False),  # JSON: nominal times of the last runs
+    Column("last_runs", SafeText, nullable=False),  # JSON: nominal times
     Column("running", Float),
     CheckConstraint("grace >= 0 AND lead >= 0", name="times"),
 )
@@ -723,7 +720,7 @@ shadow = Table(
     Column("file", SafeText, nullable=False),
     Column("text", SafeText, nullable=False),
     Column("ended", Float),
-    Column("end", SafeText, nullable=False),
+    Column("end_reason", SafeText, nullable=False),
 )
 
 # Its last decisions on dispatched tasks, beside those in force. `cluster` NULL: not compared.
@@ -774,7 +771,7 @@ checkpoint = Table(
     Column("time", Float, nullable=False),
     Column("data", LargeBinary, nullable=False),
     # `DECISION_VERSION` of the release that decided what follows
-    Column("decisions", Integer, nullable=False, server_default="1"),
+    Column("decision_version", Integer, nullable=False),
 )
 
 

@@ -40,7 +40,7 @@ def end(connection: Connection, number: int, time: float, reason: str) -> None:
     connection.execute(
         update(shadow)
         .where(shadow.c.number == number, shadow.c.ended.is_(None))
-        .values(ended=time, end=reason)
+        .values(ended=time, end_reason=reason)
     )
 
 

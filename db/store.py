@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,15 +16,19 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from metasched.db.schema import PREVIOUS_REVISION, REVISION
+from metasched.active_until import ActiveUntil
+from metasched.db.schema import REVISION, metadata
 from metasched.errors import UserError
 from metasched.times.active_until import ActiveUntil
 
 if TYPE_CHECKING:  # slow to import; needed for migrations only
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
 
 MOVED = "moved-"  # in place of the schema's revision: the ledger is in another database now
+_BEFORE_1_0 = re.compile(r"00\d\d")  # revisions before the first release
+_CUT_SHORT = "a migration or a copy was cut short; restore a backup"
 
 
 class StoreError(UserError):
@@ -156,7 +161,7 @@ class Database(ABC):
 
     @abstractmethod
     def begin_upgrade(self, connection: Connection) -> None:
-        """Begin the transaction of a schema upgrade."""
+        """Begin a transaction that changes the schema."""
 
     def open(self) -> Engine:
         """Return an engine at the newest schema; create or upgrade it first. StoreError."""
@@ -182,8 +187,8 @@ class Database(ABC):
         ).dispose()
         return revisions[0]
 
-    def downgrade(self, connection: Connection) -> None:
-        """Take the newest schema back to that of the previous release. StoreError if this fails."""
+    def downgrade(self, connection: Connection, revision: str) -> None:
+        """Take the schema back in a new transaction, which the caller ends. StoreError."""
         from alembic import command
 
         connection.rollback()
@@ -191,11 +196,12 @@ class Database(ABC):
         config.attributes["connection"] = connection
         try:
             self.begin_upgrade(connection)
-            command.downgrade(config, PREVIOUS_REVISION)
-            connection.commit()
+            command.downgrade(config, revision)
         except DatabaseError as error:
+            connection.rollback()
             raise StoreError(
-                f"{self}: downgrade failed ({driver_message(error)}); restore a backup"
+                f"{self}: downgrade failed ({driver_message(error)}), nothing is changed; "
+                "report this defect"
             ) from None
 
     def store_error(self, error: DBAPIError) -> StoreError:
@@ -222,19 +228,37 @@ class Database(ABC):
         current = self.read_revision(connection)
         if current is None:
             raise StoreError(f"{self} is empty; start the daemon once, or name another")
-        self._require_here(current)
         if current != REVISION:
+            self.require_upgradable(current)
             raise StoreError(
                 f"{self} has schema {current}, this metasched {REVISION}; "
                 "run `metasched db upgrade`"
             )
+        self._require_whole(connection)
+
+    def _require_whole(self, connection: Connection) -> None:
+        """Raise StoreError unless all tables are there with all columns."""
+        stored = {
+            name: {column["name"] for column in columns}
+            for (_, name), columns in inspect(connection).get_multi_columns().items()
+        }
+        for table in metadata.sorted_tables:
+            lacking = {column.name for column in table.c} - stored.get(table.name, set())
+            if lacking:
+                part = f"{table.name}.{min(lacking)}" if table.name in stored else table.name
+                raise StoreError(f"{self} has schema {REVISION} without {part}: {_CUT_SHORT}")
 
     def read_revision(self, connection: Connection) -> str | None:
         """Return the schema revision, or None for an empty database."""
         tables = inspect(connection).get_table_names()
         if "alembic_version" in tables:
-            version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-            return None if version is None else str(version)
+            stored = connection.exec_driver_sql("SELECT version_num FROM alembic_version")
+            revisions = [str(revision) for revision in stored.scalars()]
+            if len(revisions) == 1:
+                return revisions[0]
+            if not revisions and len(tables) == 1:
+                return None
+            raise StoreError(f"{self} has {len(revisions)} schema revisions: {_CUT_SHORT}")
         if tables:
             raise StoreError(
                 f"{self} holds tables of another program ({tables[0]}, ...); name another database"
@@ -242,33 +266,33 @@ class Database(ABC):
         return None
 
     def require_upgradable(self, revision: str) -> None:
-        """Raise StoreError if a start refuses this schema: of a newer release, or moved away."""
-        self._require_here(revision)
-        from alembic.script import ScriptDirectory
-
-        scripts = ScriptDirectory.from_config(migration_config())
-        if revision not in {script.revision for script in scripts.walk_revisions()}:
+        """Raise StoreError if a start refuses this schema: of another release, or moved away."""
+        if revision.startswith(MOVED):
+            raise StoreError(
+                f"{self} was moved to another database by `metasched db move`; name that one in "
+                "[daemon] database, or if the move was interrupted, repeat it with the same URL"
+            )
+        if _BEFORE_1_0.fullmatch(revision):
+            raise StoreError(
+                f"{self} has schema {revision} of a metasched before 1.0, which this metasched "
+                "cannot upgrade; name a new database in [daemon] database"
+            )
+        if revision not in known_revisions():
             raise StoreError(
                 f"{self} has schema {revision}, newer than this metasched knows; "
                 "start the newer version, or restore an older backup"
             )
 
-    def _require_here(self, revision: str | None) -> None:
-        """Raise StoreError if the ledger was moved away."""
-        if revision is not None and revision.startswith(MOVED):
-            raise StoreError(
-                f"{self} was moved to another database by `metasched db move`; name that one in "
-                "[daemon] database, or if the move was interrupted, repeat it with the same URL"
-            )
-
     def upgrade(self, connection: Connection) -> None:
         """Upgrade to the newest schema. StoreError if this fails."""
         current = self.read_revision(connection)
+        if current == REVISION:
+            self._require_whole(connection)
+        elif current is not None:
+            self.require_upgradable(current)
         connection.rollback()
         if current == REVISION:
             return
-        if current is not None:
-            self.require_upgradable(current)
         from alembic import command
 
         config = migration_config()
@@ -312,3 +336,15 @@ def migration_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     return config
+
+
+def migrations() -> ScriptDirectory:
+    """Return the migrations that this release knows."""
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory.from_config(migration_config())
+
+
+def known_revisions() -> list[str]:
+    """Return the revisions of the schema that this release knows, newest first."""
+    return [script.revision for script in migrations().walk_revisions()]

@@ -26,7 +26,7 @@ class SubmissionKey:
 
     user: str
     key: str  # unique among the user's
-    body: str  # digest of the request's body
+    body_digest: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Receipt:
     answer: Callable[[], Any]  # the answer as JSON values; called once the core has stepped
 
 
-_VALUES = ("body", "created", "answer")
+_VALUES = ("body_digest", "created", "answer")
 
 
 def _upsert(insert: Callable[[Table], Any]) -> Any:
@@ -49,15 +49,20 @@ def _upsert(insert: Callable[[Table], Any]) -> Any:
 
 
 _UPSERT = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
-_FIND = select(submission_key.c.body, submission_key.c.answer, submission_key.c.created).where(
-    submission_key.c.user == bindparam("b_user"), submission_key.c.key == bindparam("b_key")
-)
+_FIND = select(
+    submission_key.c.body_digest, submission_key.c.answer, submission_key.c.created
+).where(submission_key.c.user == bindparam("b_user"), submission_key.c.key == bindparam("b_key"))
 
 
 def store(connection: Connection, receipt: Receipt) -> None:
     """Store a receipt; it replaces an expired receipt of the same key."""
     key = receipt.key
-    row = {"user": key.user, "key": key.key, "body": key.body, "created": receipt.time}
+    row = {
+        "user": key.user,
+        "key": key.key,
+        "body_digest": key.body_digest,
+        "created": receipt.time,
+    }
     row["answer"] = msgspec.json.encode(receipt.answer()).decode()
     connection.execute(_UPSERT[connection.dialect.name], row)
 
@@ -70,7 +75,7 @@ def find(connection: Connection, key: SubmissionKey, after: float) -> tuple[str,
     row = connection.execute(_FIND, {"b_user": key.user, "b_key": key.key}).first()
     if row is None or row.created < after:
         return None
-    return row.body, msgspec.json.decode(row.answer)
+    return row.body_digest, msgspec.json.decode(row.answer)
 
 
 def prune_batch(connection: Connection, before: float) -> int:

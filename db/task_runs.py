@@ -37,7 +37,7 @@ from metasched.core.array_remainder import (
 )
 from metasched.core.events import CoreEvent, JobRequeued, Outcome
 from metasched.db.bulk_rows import insert_rows
-from metasched.db.schema import job, task, task_run
+from metasched.db.schema import current_spec, job, task, task_run
 from metasched.model.job import Job, State
 
 IndicesByJob = dict[int, list[int] | None]  # selected indices of jobs, ascending; None: all
@@ -156,7 +156,7 @@ def _expand(connection: Connection, job_id: int, indices: set[int]) -> None:
             connection.execute(insert(task_run), rows)
         common = {"job": job_id, "state": row.state, "reason": row.reason, "ended": row.ended}
         common |= {"user": row.user, "held": False, "target": None}
-        common |= {"attempts": 0, "moves": 0, "forgiven": 0}
+        common |= {"attempts": 0, "moves": 0, "ignore_rejections_until": 0}
         insert_rows(connection, task, [{**common, "task_index": index} for index in leaving])
 
 
@@ -165,9 +165,8 @@ def _expand(connection: Connection, job_id: int, indices: set[int]) -> None:
 
 def remainders(connection: Connection) -> list[Remainder]:
     """Return the remainders of open arrays, by job."""
-    spec = func.coalesce(job.c.changed, job.c.job).label("spec")
     rows = connection.execute(
-        select(task_run, job.c.priority, spec)
+        select(task_run, job.c.priority, current_spec)
         .join(job, job.c.id == task_run.c.job)
         .where(_IS_OPEN)
         .order_by(task_run.c.job, task_run.c.first_index)

@@ -65,13 +65,13 @@ def calendar_row(entry: CalendarEntry, runs: int, is_operator: bool) -> Calendar
         "rule": entry.rule,
         "zone": entry.zone,
         "next": [iso(moment) for moment in _next_runs(entry, runs)],
-        "last": iso(entry.ran[-1]) if entry.ran else None,
+        "last": iso(entry.last_runs[-1]) if entry.last_runs else None,
         "running": iso(entry.running),
         "grace": entry.grace,
         "until": iso(entry.until),
         "owner": entry.owner or None,
-        "made_by": entry.made_by or None,
-        "made": iso(entry.made),
+        "made_by": entry.requested_by or None,
+        "made": iso(entry.created),
         "folder": folder if is_operator else None,
     }
 

@@ -141,8 +141,8 @@ async def explain(
         "expected_late": iso(estimate.start.late) if estimate else None,
         "expected_told": iso(estimated_at),
         "priority": job_row["priority"],
-        "parts": msgspec.json.decode(job_row["parts"]),
-        "ratings": ratings_row(msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)),
+        "parts": msgspec.json.decode(job_row["priority_parts"]),
+        "ratings": ratings_row(_current_job(job_row)),
         "policy": {
             "priority": decisions.priority,
             "placement": decisions.placement,
@@ -244,13 +244,18 @@ def _describe_account(clusters: Sequence[VerdictRow]) -> str:
     return ""
 
 
+def _current_job(job_row: dict[str, Any]) -> Job:
+    """Decode a job as it was modified last."""
+    return msgspec.json.decode(job_row["modified_spec"] or job_row["spec"], type=Job)
+
+
 def _describe_gres(
     job_row: dict[str, Any], row: dict[str, Any], clusters: Sequence[VerdictRow]
 ) -> str:
     """Describe the alternative of its generic resources that a task gets, in a sentence."""
     state, choice = State(row["state"]), row["gres_choice"]
     if choice is not None and state not in QUEUED_OR_HELD:
-        job = msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)
+        job = _current_job(job_row)
         verb = "requested" if state in FINAL else "requests"
         gres = _counts(job.gres_choices[choice])
         return f" Of its alternatives it {verb} {gres} on {row['cluster']}."
@@ -263,7 +268,7 @@ def _describe_licences(job_row: dict[str, Any], row: dict[str, Any]) -> str:
     """Describe the alternative of its licences that a task has leased, in a sentence."""
     if row["licence_choice"] is None or State(row["state"]) in QUEUED_OR_HELD:
         return ""
-    job = msgspec.json.decode(job_row["changed"] or job_row["job"], type=Job)
+    job = _current_job(job_row)
     verb = "had" if State(row["state"]) in FINAL else "has"
     licences = _counts(job.licence_choices[row["licence_choice"]])
     return f" Of its alternative licences it {verb} {licences}."

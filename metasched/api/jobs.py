@@ -306,7 +306,7 @@ def _event_row(event: dict[str, Any], versions: PolicyHistory) -> StoryEvent:
         "time": iso(event["time"]),
         "task": event["task_index"] if event["array"] else None,
         "attempt": event["attempt"] or None,
-        "event": event["what"],
+        "event": event["task_event"],
         "from": event["before"],
         "to": event["after"],
         "cluster": event["cluster"],

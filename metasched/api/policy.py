@@ -280,7 +280,7 @@ def _shadow_row(ledger: Ledger, candidate: Shadow, state: ShadowState) -> Shadow
         "reason": candidate.reason,
         "since": iso(candidate.since),
         "ended": iso(candidate.ended),
-        "end": candidate.end,
+        "end": candidate.end_reason,
         "obstacle": state.obstacle,
         "place_obstacle": state.place_obstacle,
         "problem": state.problem,

@@ -41,9 +41,9 @@ async def _get_submission_key(
             "not a single key, header Idempotency-Key; "
             "give 1 to 128 letters, digits and . _ : - once",
         )
-    body = hashlib.sha256(await request.body()).hexdigest()
+    body_digest = hashlib.sha256(await request.body()).hexdigest()
     caller: Caller = request.state.caller
-    return SubmissionKey(caller.user, idempotency_key, body)
+    return SubmissionKey(caller.user, idempotency_key, body_digest)
 
 
 CurrentSubmissionKey = Annotated[SubmissionKey | None, Depends(_get_submission_key)]
@@ -57,8 +57,8 @@ def earlier_answer(service: SchedulerService, key: SubmissionKey | None, now: fl
     if key is None or (earlier := service.ledger.find_submission(key, now - KEY_LIFETIME)) is None:
         return None
     service.store_group()  # that submission may wait for its commit
-    body, answer = earlier
-    if body != key.body:
+    body_digest, answer = earlier
+    if body_digest != key.body_digest:
         raise ApiError(
             409,
             f"another submission has used key {key.key}, header Idempotency-Key; "

@@ -1,6 +1,7 @@
 """The commands about the database: db upgrade, downgrade, check, backup, move, prune."""
 
 import json as json_format
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,9 @@ from metasched.model.units import ParseError, parse_duration
 from metasched.paths import personal_config
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from metasched.db.downgrade import Drop
     from metasched.db.store import Database
 
 db = typer.Typer(
@@ -47,20 +51,46 @@ def upgrade(json: JsonOption = False, config: NearestConfigOption = None) -> Non
 
 
 @db.command()
-def downgrade(json: JsonOption = False, config: NearestConfigOption = None) -> None:
-    """Take the database back to the schema of the previous release, to start its daemon again.
+def downgrade(
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="REVISION", show_default=False, help="Schema to go back to."),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
+) -> int:
+    """Take the database back to an earlier schema, to start the release that has it.
+
+    Stop the daemon before. Prints the tables and columns that the earlier schema lacks, with the
+    number of rows that have a value there, and asks before it drops them. Refused if dispatched
+    jobs need any of these. A release prints its schema as `to` of `metasched db upgrade --json`.
 
     \b
     Examples:
-      metasched db backup before.db && metasched db downgrade
+      metasched db backup before.db && metasched db downgrade --to s0001
+      metasched db downgrade --to s0001 --yes --json
     """
-    from metasched.db.schema import PREVIOUS_REVISION, REVISION
+    from metasched.db.downgrade import downgrade as downgraded
+    from metasched.db.schema import REVISION
+
+    if not yes and (json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+        raise UserError("db downgrade asks before it drops data, and nobody can answer; add --yes")
+
+    def confirm(drops: "Sequence[Drop]") -> bool:
+        if not json:
+            rows = [(drop.table, drop.column or "(whole table)", drop.rows) for drop in drops]
+            print_table(("TABLE", "DROPPED", "ROWS"), rows)
+        return yes or typer.confirm(f"Go back to schema {to}?")
 
     database = _load_database(config)
-    with database.acquire_writer() as writer_lock:
-        database.downgrade(writer_lock.connection)
-        answer = {"database": str(database), "from": REVISION, "to": PREVIOUS_REVISION}
-        _print_result(answer, json)
+    drops = downgraded(database, to, confirm)
+    if drops is None:
+        print("nothing was changed")
+        return 1
+    answer: dict[str, Any] = {"database": str(database), "from": REVISION, "to": to}
+    _print_result(answer | ({"dropped": [asdict(drop) for drop in drops]} if json else {}), json)
+    return 0
 
 
 @db.command()

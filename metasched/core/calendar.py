@@ -47,11 +47,11 @@ class Calendar:
         if event.result is RunResult.STARTED:
             self._store(structs.replace(entry, next_run=event.next_run, running=event.due))
             return
-        ran = entry.ran
+        last_runs = entry.last_runs
         if event.result is not RunResult.SKIPPED:
-            ran = (*ran, event.due)[-MAX_REMEMBERED_RUNS:]
+            last_runs = (*last_runs, event.due)[-MAX_REMEMBERED_RUNS:]
         next_run = event.next_run if entry.running is None else entry.next_run
-        self._store(structs.replace(entry, next_run=next_run, running=None, ran=ran))
+        self._store(structs.replace(entry, next_run=next_run, running=None, last_runs=last_runs))
 
     def awaits(self, event: ReservationRequested) -> bool:
         """Return whether a request is the next occurrence of its series, or belongs to none."""

@@ -90,10 +90,10 @@ def plan_runs(entry: CalendarEntry, now: float) -> RunPlan:
     later = rule.next_after(first)
     if later is not None and later <= now:
         last = rule.last_until(first, now)
-        while last > first and last in entry.ran:  # before the clock was set back
+        while last > first and last in entry.last_runs:  # before the clock was set back
             last = rule.last_until(first, last - 1)
     next_run = rule.next_after(max(now, last))
-    while next_run is not None and next_run in entry.ran:
+    while next_run is not None and next_run in entry.last_runs:
         next_run = rule.next_after(next_run)
     if now - last > entry.grace:
         count = rule.count(first, last, MAX_COUNTED)
@@ -107,14 +107,16 @@ def next_unrepeated(entry: CalendarEntry, now: float) -> float | None:
 
     Of a limit, that of now counts as well, unless it has begun.
     """
-    rule, ran = recurrence_of(entry.rule, entry.zone), entry.ran
+    rule, last_runs = recurrence_of(entry.rule, entry.zone), entry.last_runs
     begin = now
     if isinstance(entry.act, LimitLicence):
-        begin = max(now - entry.act.duration, *(moment for moment in ran if moment <= now), 0.0)
-    if len(ran) == MAX_REMEMBERED_RUNS:
-        begin = max(begin, ran[0])  # of earlier runs it is not known whether they happened
+        begin = max(
+            now - entry.act.duration, *(moment for moment in last_runs if moment <= now), 0.0
+        )
+    if len(last_runs) == MAX_REMEMBERED_RUNS:
+        begin = max(begin, last_runs[0])  # of earlier runs it is not known whether they happened
     moment = rule.next_after(begin)
-    while moment is not None and (moment in ran or moment == entry.running):
+    while moment is not None and (moment in last_runs or moment == entry.running):
         moment = rule.next_after(moment)
     return moment
 
@@ -253,11 +255,11 @@ class CalendarRunner:
                 )
                 is_other_act = type(before.act) is not type(settings.act)
                 if is_other_act:
-                    after = structs.replace(after, running=None, ran=())
+                    after = structs.replace(after, running=None, last_runs=())
                 is_limit = isinstance(settings.act, LimitLicence)
                 is_other_rule = (before.rule, before.zone) != (settings.rule, settings.zone)
                 if is_other_rule and is_limit:  # limits of the old rule have ended
-                    after = structs.replace(after, ran=_runs_of_rule(after))
+                    after = structs.replace(after, last_runs=_runs_of_rule(after))
                 if is_other_rule or (is_other_act and is_limit):
                     after = structs.replace(after, next_run=next_unrepeated(after, now))
                 yield CalendarEntrySet(now, after, cause="changed")
@@ -271,7 +273,7 @@ class CalendarRunner:
             act=settings.act,
             rule=settings.rule,
             zone=settings.zone,
-            made=now,
+            created=now,
             grace=settings.grace,
         )
         return structs.replace(entry, next_run=next_unrepeated(entry, now))
@@ -282,7 +284,7 @@ class CalendarRunner:
             corrected = entry
             if isinstance(entry.act, LimitLicence):  # of these the core knows the last run only
                 corrected = structs.replace(
-                    entry, ran=tuple(run for run in entry.ran if run <= now)
+                    entry, last_runs=tuple(run for run in entry.last_runs if run <= now)
                 )
             sooner = next_unrepeated(corrected, now)
             if sooner is None or (entry.next_run is not None and entry.next_run <= sooner):
@@ -387,7 +389,7 @@ class CalendarRunner:
 def _runs_of_rule(entry: CalendarEntry) -> tuple[float, ...]:
     """Return the last runs that its present rule has, too."""
     rule = recurrence_of(entry.rule, entry.zone)
-    return tuple(moment for moment in entry.ran if rule.next_after(moment - 1.0) == moment)
+    return tuple(moment for moment in entry.last_runs if rule.next_after(moment - 1.0) == moment)
 
 
 def _find_conflicts(

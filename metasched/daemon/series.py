@@ -145,8 +145,8 @@ async def make_series(
         rule=" ".join(terms.every.split()),
         zone=rule.zone.key,
         owner=user,
-        made_by=by,
-        made=now,
+        requested_by=by,
+        created=now,
         grace=0.0,
         lead=max(min(host.settings.series_ahead, quota.horizon - terms.duration), MIN_LEAD),
         until=terms.until,
@@ -405,7 +405,9 @@ class SeriesPlanner:
         if run is not None:
             events.append(self._skip(entry, run))
         events.append(
-            structs.replace(event, by=entry.made_by, series=entry.id, next_occurrence=following)
+            structs.replace(
+                event, by=entry.requested_by, series=entry.id, next_occurrence=following
+            )
         )
         self._obstacles.pop(entry.id, None)
         self._retry_at.pop(entry.id, None)

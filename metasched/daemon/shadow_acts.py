@@ -68,6 +68,6 @@ async def stop_shadow(daemon: Daemon, by: str) -> Shadow:
             owner=OPERATORS_ONLY,
             details={"file": current.file, "digest": current.digest},
         )
-        ended = replace(current, ended=now, end=f"stopped by {by}")
+        ended = replace(current, ended=now, end_reason=f"stopped by {by}")
         service.stop_shadow(ended, record)
         return ended

@@ -104,15 +104,15 @@ class CalendarEntry(msgspec.Struct, frozen=True, kw_only=True):
     rule: str  # as written
     zone: str  # name in the IANA database
     owner: str = ""  # account; "": the site
-    made_by: str = ""  # account that requested a series for `owner`
-    made: float
+    requested_by: str = ""  # account that requested a series for `owner`
+    created: float
     grace: float  # most seconds that a run may be late; later it is skipped
     lead: float = 0.0  # seconds before the start at which a series reserves
     until: float | None = None  # no occurrence is later
     # nominal time of the next run; of a series, the start of the next occurrence to reserve.
     # None: there is none any more
     next_run: float | None = None
-    ran: tuple[float, ...] = ()  # nominal times of the last runs, oldest first
+    last_runs: tuple[float, ...] = ()  # nominal times, oldest first
     running: float | None = None  # nominal time of a run that has begun outside of the core
 
     @property

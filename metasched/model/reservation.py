@@ -12,7 +12,6 @@ from enum import StrEnum
 import msgspec
 
 from metasched.model.reservation_request import Offer
-from metasched.model.stored_names import STORED_FIELDS
 
 
 class ReservationState(StrEnum):
@@ -61,7 +60,7 @@ TRANSITIONS: dict[tuple[ReservationState, ReservationTransition], ReservationSta
 }
 
 
-class Reservation(msgspec.Struct, rename=STORED_FIELDS["Reservation"], frozen=True, kw_only=True):
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """`size` nodes (`cpus` processors in all) of a cluster for its owner in [start, end)."""
 
     id: int

@@ -20,7 +20,7 @@ class Shadow:
     file: str  # path where its author has it
     text: str  # contents of the file
     ended: float | None = None  # epoch seconds
-    end: str = ""  # why it ended
+    end_reason: str = ""
 
     @property
     def digest(self) -> str:

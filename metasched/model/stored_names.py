@@ -58,12 +58,6 @@ STORED_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "TargetSummary": {"succeeded": "ok", "failed": "bad", "last_start": "begun"},
     "LingeringTokens": {"returned": "given_back"},
-    "Reservation": {
-        "created": "made",
-        "bound_nodes": "placed",
-        "known_to_manager": "held",
-        "rejections": "tries",
-    },
     "ReservationRequest": {
         "min_size": "least",
         "max_size": "most",

@@ -36,14 +36,18 @@ INSERT INTO content VALUES ('d', '#!/bin/sh');
 CREATE TEMP TABLE number AS
   WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < %(jobs)d)
   SELECT n FROM r;
-INSERT INTO job (id, user, name, submitted, priority, parts, job, script, environment, payload)
+INSERT INTO job (id, user, name, submitted, priority, priority_parts, spec, script,
+                 environment, payload)
   SELECT n, 'u' || (n %% 100), 'j', 1.7e9 + n, 5, '[]', '%(spec)s', 'd', 'd', '%(spec)s'
   FROM number;
-INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, user)
-  SELECT n, 0, 'completed', '', 0, 1, 0, 1.7e9 + n, 'u' || (n %% 100) FROM number;
-INSERT INTO attempt (job, task_index, number, sending, cluster, state, sent, native_id, started,
-                     ended, word, node, refused)
-  SELECT n, 0, 1, n, 'here', 'completed', 1.7e9 + n, '7', 1.7e9 + n, 1.7e9 + n, '', '', 0
+INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended,
+                  ignore_rejections_until, user)
+  SELECT n, 0, 'completed', '', false, 1, 0, 1.7e9 + n, 0, 'u' || (n %% 100) FROM number;
+INSERT INTO attempt (job, task_index, number, dispatch_id, cluster, state, dispatched, native_id,
+                     started, ended, manager_reason, node, rejected, restarts, has_started, fence,
+                     revoking, revoked, lease_expired)
+  SELECT n, 0, 1, n, 'here', 'completed', 1.7e9 + n, '7', 1.7e9 + n, 1.7e9 + n, '', '', false, 0,
+         true, '', false, false, false
   FROM number;
 INSERT INTO event SELECT 1000 + 3 * n, 1.7e9 + n, 'JobSubmitted', '%(spec)s' FROM number;
 INSERT INTO event SELECT 1000 + 3 * n + 1, 1.7e9 + n, 'DispatchStarted', '%(short)s' FROM number;
@@ -125,8 +129,6 @@ def fill_postgresql(engine: Engine, jobs: int) -> None:
     statements = FILL[:start] + numbers + FILL[end:]
     statements %= {"jobs": jobs, "spec": SPEC, "short": SHORT}
     statements = re.sub(r"\buser\b", '"user"', statements)
-    statements = statements.replace("'', 0, 1, 0,", "'', false, 1, 0,")  # task.held
-    statements = statements.replace("'', '', 0\n", "'', '', false\n")  # attempt.refused
     statements = statements.replace("5);", "5) AS ks;")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(statements.replace("%", "%%"))

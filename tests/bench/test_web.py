@@ -14,7 +14,6 @@ import psutil
 import pytest
 from sqlalchemy import create_engine, text
 
-from metasched.db.daily_use import count_history
 from metasched.web.live import UPDATE
 from tests.bench.conftest import Record
 from tests.bench.test_reports import FILL, sum_periods
@@ -24,6 +23,7 @@ from tests.e2e.multi_user_site import running_site
 from tests.e2e.test_web import LEFT, PROGRAMS, Visitor, secret_of, tables
 from tests.harness import browser
 from tests.harness.accounts import KEEPER, OPERATOR, A, B
+from tests.harness.counted_history import count_history
 from tests.harness.http_calls import call
 from tests.harness.ports import free_port
 
@@ -55,7 +55,7 @@ def site_with(folder: Path, jobs: int) -> tuple[Site, Visitor]:
     site.stop()
     engine = create_engine(f"sqlite:///{site.database}")
     with engine.begin() as connection:
-        for statement in FILL.format(jobs=jobs, false="0").split(";\n"):
+        for statement in FILL.format(jobs=jobs).split(";\n"):
             if statement.strip():
                 connection.execute(text(statement.replace(":", r"\:")))
         # pages decode it, reports do not

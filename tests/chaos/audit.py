@@ -110,7 +110,7 @@ def audit(
 def _with_reused_ids(reading: Connection) -> frozenset[tuple[int, int]]:
     """Return the tasks (job, index) that were dispatched twice under the same id of a manager."""
     task_columns = (attempt.c.job, attempt.c.task_index)
-    reused = func.count(attempt.c.sending.distinct()) > 1
+    reused = func.count(attempt.c.dispatch_id.distinct()) > 1
     rows = reading.execute(
         select(*task_columns)
         .group_by(*task_columns, attempt.c.cluster, attempt.c.native_id)
@@ -192,7 +192,7 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
                 change.c.job,
                 change.c.task_index,
                 change.c.attempt,
-                change.c.what,
+                change.c.task_event,
                 change.c.after,
                 change.c.cause,
             ).order_by(change.c.id)
@@ -207,7 +207,7 @@ def _replayed(ledger: Ledger, reading: Connection) -> list[str]:
                 task.c.state,
                 attempt.c.number,
                 attempt.c.cluster,
-                attempt.c.sending,
+                attempt.c.dispatch_id,
                 attempt.c.native_id,
                 job.c.priority,
             )
@@ -260,8 +260,8 @@ def _orphans(reading: Connection, instance: str, tags: list[str], forgets: bool)
     """
     alive = attempt.c.state.in_(sorted(LIVE))
     condition = or_(alive, attempt.c.started.is_not(None)) if forgets else alive
-    rows = reading.execute(select(attempt.c.job, attempt.c.sending).where(condition))
-    live = {(row.job, row.sending) for row in rows}
+    rows = reading.execute(select(attempt.c.job, attempt.c.dispatch_id).where(condition))
+    live = {(row.job, row.dispatch_id) for row in rows}
     return [
         f"{tag} is in its manager and not live in the database"
         for tag in tags
@@ -291,7 +291,7 @@ def _leases(reading: Connection) -> Iterator[str]:
         had[key][row.licence] = row.tokens
         if row.until is None:
             holds.add(key)
-        elif row.why.startswith("released"):
+        elif row.reason.startswith("released"):
             released.add(key)
     for key, row in attempts.items():
         requested = dict(msgspec.json.decode(row.spec, type=Job).licences)

@@ -107,7 +107,7 @@ def test_a_second_dispatch_is_no_start_by_the_manager(after: Ruined) -> None:
         [row, *_] = database.execute(
             "SELECT attempt.* FROM attempt JOIN job ON job.id = attempt.job WHERE name = 't3'"
         )
-        values = {**row, "number": row["number"] + 100, "sending": row["sending"] + 1}
+        values = {**row, "number": row["number"] + 100, "dispatch_id": row["dispatch_id"] + 1}
         database.execute(
             f"INSERT INTO attempt VALUES ({', '.join('?' * len(values))})", list(values.values())
         )
@@ -188,7 +188,7 @@ def test_licences_that_two_windows_have_are_found(after: Ruined) -> None:
             "INSERT INTO reservation VALUES "
             f"({id}, 'ada', 'left', {start}, {start + 10}, 1, 1, 1, 'bound', 'made', "
             f"'[\"n{id}\"]', '[\"n{id}\"]', true, 0, NULL, '[]', 0, '{licences}', '', NULL, "
-            "'[]', NULL, '[]')"
+            "'[]', '[]', NULL)"
         )
     names = {f"ms-{after.instance()}-r{id}" for id in (7, 8)}
     assert audit(Sqlite(after.database), after.stream, reserved=names).wrong == [
@@ -207,7 +207,7 @@ def test_licences_that_a_payload_did_not_have_are_found(after: Ruined) -> None:
 
 def test_licences_that_were_not_given_back_are_found(after: Ruined) -> None:
     last = after.last_lease(4)
-    after.sql(f"UPDATE lease SET until = NULL, why = NULL WHERE job = 4 AND attempt = {last}")
+    after.sql(f"UPDATE lease SET until = NULL, reason = NULL WHERE job = 4 AND attempt = {last}")
     violations = after.verdict().wrong
     assert f"attempt {last} of task 4_0 (completed) has its licences" in violations
     assert "licence matlab counts 0 leased, there are 3" in violations

@@ -287,7 +287,7 @@ class Site:
                 records += trail.records(event, out)
         finally:
             ledger.close()
-        columns = ["job", "task_index", "attempt", "what", "before", "after", "cluster"]
+        columns = ["job", "task_index", "attempt", "task_event", "before", "after", "cluster"]
         columns += ["reason", "cause"]
         recorded = [tuple(line[column] for column in columns) for line in lines]
         changes = [

@@ -85,7 +85,7 @@ class SharedSite:
 
     def dispatched_first(self, jobs: Mapping[str, int]) -> dict[str, float]:
         """Return the number of tasks that the first step dispatched: all on one cluster."""
-        first = "SELECT min(sent) FROM attempt WHERE job IN (?, ?)"
+        first = "SELECT min(dispatched) FROM attempt WHERE job IN (?, ?)"
         return self._count(jobs, f"sum(sent = ({first}))", values=2)
 
     def work(self, jobs: Mapping[str, int]) -> dict[str, float]:

@@ -89,7 +89,7 @@ class Sharing:
 
     def _use(self, rows: list[dict[str, object]]) -> Use:
         with closing(sqlite3.connect(self.site.database)) as reading:
-            (last,) = reading.execute("SELECT max(sent) FROM attempt").fetchone()
+            (last,) = reading.execute("SELECT max(dispatched) FROM attempt").fetchone()
         changes = self._changes()
         first, used, most, area, before = changes[0][0], 0, 0, 0.0, changes[0][0]
         for moment, change in changes:

@@ -71,7 +71,7 @@ class World:
         self.engine = create_engine("sqlite://", poolclass=StaticPool)
         metadata.create_all(self.engine)
         with self.engine.begin() as connection:
-            connection.execute(insert(epoch).values(number=0))
+            connection.execute(insert(epoch).values(number=0, holder=""))
         self.deaths, self.fates = iter(deaths), iter(fates)
         self.steps_to_death = next(self.deaths, None)
         self.taken: list[int] = []  # mails

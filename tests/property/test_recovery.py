@@ -89,7 +89,7 @@ class Restored(World):
         engine = create_engine("sqlite://", poolclass=StaticPool)
         metadata.create_all(engine)
         with engine.begin() as connection:
-            connection.execute(insert(epoch).values(number=0))
+            connection.execute(insert(epoch).values(number=0, holder=""))
         self.ledger = Ledger(engine)
         self.engine = engine
         self.steps: list[tuple[CoreEvent, Outcome]] = []

@@ -49,8 +49,8 @@ def entry(id: int) -> CalendarEntry:
         rule="daily 02:30",
         zone="Europe/Berlin",
         owner="ada" if isinstance(act, Reserve) else "",
-        made_by="root",
-        made=NOW,
+        requested_by="root",
+        created=NOW,
         grace=60.0,
         lead=5.5,
         until=NOW + 1e6,
@@ -94,7 +94,7 @@ def test_a_restart_reads_what_was_stored(ledger: Ledger, database: Database) -> 
     again = start(ledger)
     assert again.calendar.entries == core.calendar.entries
     assert sorted(again.calendar.entries) == [1, 3, 4, 5]
-    assert again.calendar.entries[1].ran == (NOW + 100,)
+    assert again.calendar.entries[1].last_runs == (NOW + 100,)
     assert again.calendar.entries[3].running == NOW + 100
     drain = again.find_drain("alpha")
     assert drain is not None

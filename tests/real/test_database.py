@@ -57,6 +57,7 @@ from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server
+from tests.harness.reflected_schema import schema_of
 
 NOW = 1_000_000.0
 FACTS = ClusterInfo(
@@ -78,9 +79,13 @@ def ledger(database: Database) -> Iterator[Ledger]:
 
 def test_migrations_make_exactly_the_schema(database: Database) -> None:
     engine = database.open()
-    with engine.connect() as connection:
+    with engine.begin() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
+        migrated = schema_of(connection)
+        metadata.drop_all(connection)
+        metadata.create_all(connection)
+        assert schema_of(connection) == migrated
     engine.dispose()
     assert ScriptDirectory.from_config(migration_config()).get_current_head() == REVISION
 
@@ -245,13 +250,19 @@ def test_a_task_cannot_have_two_live_attempts(ledger: Ledger, database: Database
         "job": 1,
         "task_index": 0,
         "number": 2,
-        "sending": 2,
+        "dispatch_id": 2,
         "cluster": "left",
         "state": State.PENDING,
-        "sent": NOW,
-        "word": "",
+        "dispatched": NOW,
+        "manager_reason": "",
         "node": "",
-        "refused": False,
+        "rejected": False,
+        "restarts": 0,
+        "has_started": False,
+        "fence": "",
+        "revoking": False,
+        "revoked": False,
+        "lease_expired": False,
     }
     with pytest.raises(IntegrityError), engine.begin() as connection:
         connection.execute(insert(attempt).values(second))
@@ -278,7 +289,9 @@ def test_the_last_report_of_a_past_attempt_in_a_transaction_is_stored(
     for later in (live_again, ended):
         ledger.record([(listing, earlier), (listing, later)])
         with engine.begin() as connection:
-            stored_values = connection.execute(select(attempt.c.begun, attempt.c.intent)).one()
+            stored_values = connection.execute(
+                select(attempt.c.has_started, attempt.c.intent)
+            ).one()
         assert stored_values == (True, None)
     engine.dispose()
 

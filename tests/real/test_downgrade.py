@@ -1,440 +1,195 @@
-"""A database with rows of every kind goes back to the previous schema and up again."""
+"""A stored dump with a row of each table is upgraded by a later release, and goes back unchanged.
+
+The dump stays as it is when the schema changes: a further schema gets a dump of its own.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import Connection, MetaData, insert, select
+import pytest
+from alembic import command
+from sqlalchemy import Connection, LargeBinary, MetaData, insert, select
 
-from metasched.db.schema import PREVIOUS_REVISION, REVISION, metadata
-from metasched.db.store import Database
+from metasched.db import downgrade as downgrading
+from metasched.db import store
+from metasched.db.downgrade import Drop, downgrade
+from metasched.db.schema import REVISION, drain
+from metasched.db.store import Database, DatabaseInUse, StoreError
+from metasched.errors import UserError
+from tests.harness import next_release
+from tests.harness.next_release import NEXT_REVISION
+from tests.harness.reflected_schema import schema_of
 
-WIDE = "zw\N{LATIN SMALL LETTER O WITH DIAERESIS}lf \N{ROCKET}"
-_USE_KEY = {"day": 20260331, "cluster": "alpha", "user": WIDE, "account": WIDE}
-_USE_KEY |= {"user_group": WIDE, "user_class": WIDE}
-# A row of each table, in an order that foreign keys allow.
-ROWS: dict[str, dict[str, Any]] = {
-    "instance": {"name": "0a1b2c", "created": 1.5, "first_dispatch": 0},
-    "epoch": {"number": 7, "holder": WIDE},
-    "content": {"digest": "d" * 64, "text": f"#!/bin/sh\necho {WIDE}\n"},
-    "job": {
-        "id": 1 << 40,
-        "user": WIDE,
-        "name": WIDE,
-        "submitted": 1.5,
-        "margin": 0.25,
-        "array": "1-4%2",
-        "priority": 10,
-        "parts": "{}",
-        "job": "{}",
-        "script": "d" * 64,
-        "environment": "d" * 64,
-        "payload": "{}",
-        "changed": "{}",
-        "policy": 2,
-    },
-    "task": {
-        "job": 1 << 40,
-        "task_index": 4,
-        "state": "running",
-        "reason": "",
-        "held": False,
-        "target": "alpha",
-        "attempts": 1,
-        "moves": 2,
-        "ended": None,
-        "forgiven": 1,
-        "user": WIDE,
-    },
-    "attempt": {
-        "job": 1 << 40,
-        "task_index": 4,
-        "number": 1,
-        "sending": 3,
-        "cluster": "alpha",
-        "state": "running",
-        "sent": 2.5,
-        "accepted": 3.5,
-        "tried": None,
-        "native_id": "17_4",
-        "intent": None,
-        "target": None,
-        "started": 4.5,
-        "run_since": 4.5,
-        "ended": None,
-        "exit_code": None,
-        "signal": None,
-        "word": WIDE,
-        "node": "n1",
-        "cpu_seconds": 0.5,
-        "max_memory": 64,
-        "refused": False,
-        "rival": None,
-        "restarts": 1,
-        "begun": True,
-        "fence": "/claims/x",
-        "gres_choice": 1,
-        "licence_choice": 0,
-        "revoking": False,
-        "revoked": False,
-        "lease_expired": False,
-        "elapsed": 1.5,
-        "alloc_cpus": 2,
-        "account": WIDE,
-    },
-    "task_run": {
-        "job": 1 << 40,
-        "first_index": 5,
-        "last_index": 11,
-        "step": 3,
-        "state": "held",
-        "reason": "held",
-        "ended": None,
-        "user": WIDE,
-    },
-    "listing_cursor": {"cluster": "alpha", "cursor": WIDE},
-    "licence": {
-        "name": "solver",
-        "total": 4,
-        "leased": 2,
-        "excess": 0,
-        "chosen": 4,
-        "outside": 1,
-        "observed": 5.5,
-        "past_us": '{"alpha": 1}',
-    },
-    "lease": {
-        "id": 1,
-        "licence": "solver",
-        "job": 1 << 40,
-        "task_index": 4,
-        "attempt": 1,
-        "tokens": 2,
-        "since": 2.5,
-        "until": None,
-        "why": None,
-        "lingers": None,
-    },
-    "limit_use": {
-        "scope": "user",
-        "name": WIDE,
-        "resource": "open_tasks",
-        "used": 3,
-        "maximum": 2,
-        "excess": 1,
-    },
-    "daily_use": {
-        **_USE_KEY,
-        **dict.fromkeys(("jobs", "completed", "failed", "timed_out", "cancelled", "starts"), 1),
-        **dict.fromkeys(("deadlines", "met", "missed"), 1),
-        **dict.fromkeys(("elapsed", "cpu_allocated", "cpu_used", "cpu_measured"), 0.5),
-        **dict.fromkeys(("node_seconds", "gpu_seconds", "wait", "max_wait", "slowdown"), 0.5),
-        **dict.fromkeys(("lateness", "max_lateness", "cpu_outside"), 0.5),
-        "waits": '{"3":1}',
-    },
-    "period_use": {
-        "key": "user",
-        "period": 202603,
-        "name": WIDE,
-        "first_day": 20260301,
-        **dict.fromkeys(("jobs", "completed", "failed", "timed_out", "cancelled"), 1),
-        **dict.fromkeys(("deadlines", "met", "missed"), 1),
-        **dict.fromkeys(("elapsed", "cpu_allocated", "cpu_used", "cpu_measured"), 0.5),
-        **dict.fromkeys(("node_seconds", "gpu_seconds", "lateness", "max_lateness"), 0.5),
-        "cpu_outside": 0.5,
-    },
-    "daily_licence_use": {
-        **_USE_KEY,
-        "licence": "matlab",
-        "leases": 1,
-        "token_seconds": 1.5,
-        "wait": 0.5,
-        "max_wait": 0.5,
-    },
-    "daily_licence_peak": {
-        "day": 20260331,
-        "licence": "matlab",
-        "peak": 2,
-        "last": 1,
-        "total": 4,
-    },
-    "licence_sample": {
-        "licence": "matlab",
-        "time": 1.5,
-        "total": 4,
-        "leased": 1,
-        "outside": 2,
-        "free": None,
-        "waiting": 3,
-    },
-    "share_use": {"account": WIDE, "user": WIDE, "used": 1.5, "as_of": 2.5},
-    "tuning": {"parameter": "base", "state": "{}"},
-    "tuning_change": {
-        "id": 1,
-        "event": 1,
-        "time": 1.5,
-        "job": 1 << 40,
-        "parameter": "base",
-        "change": "{}",
-    },
-    "policy_version": {
-        "number": 2,
-        "event": 1,
-        "time": 1.5,
-        "change": "undone",
-        "by": WIDE,
-        "reason": WIDE,
-        "file": WIDE,
-        "text": "[weights]\n",
-        "site_digest": "0c0f",
-        "previous": 1,
-        "copy_of": 1,
-    },
-    "shadow": {
-        "number": 1,
-        "since": 1.5,
-        "by": WIDE,
-        "reason": WIDE,
-        "file": WIDE,
-        "text": "[weights]\n",
-        "ended": 2.5,
-        "end": WIDE,
-    },
-    "shadow_decision": {
-        "id": 1,
-        "shadow": 1,
-        "time": 1.5,
-        "job": 1 << 40,
-        "task_index": 4,
-        "user_class": WIDE,
-        "deadline": True,
-        "eligible": 2,
-        "live_priority": 3,
-        "priority": 4,
-        "live_cluster": "alpha",
-        "cluster": "beta",
-    },
-    "use_cursor": {"cluster": "alpha", "cursor": WIDE},
-    "share_tree": {"cluster": "alpha", "tree": "{}"},
-    "reservation": {
-        "id": 1,
-        "user": WIDE,
-        "cluster": "alpha",
-        "start": 10.0,
-        "end": 20.0,
-        "size": 1,
-        "cpus": 4,
-        "made": 1.0,
-        "state": "bound",
-        "cause": "",
-        "nodes": "[]",
-        "placed": "[]",
-        "held": True,
-        "tries": 1,
-        "closed": None,
-        "offers": "[]",
-        "let_run": 60.0,
-        "licences": '{"solver": 1}',
-        "mail": "a@example.org",
-        "told": None,
-        "users": '["bob"]',
-        "accounts": '["aero"]',
-        "series": 3,
-    },
-    "dependency": {"job": 1 << 40, "target": 12},
-    "event": {"id": 1, "time": 1.5, "kind": "JobSubmitted", "data": f'{{"name": "{WIDE}"}}'},
-    "change": {
-        "id": 1,
-        "event": 1,
-        "time": 1.5,
-        "job": 1 << 40,
-        "task_index": 4,
-        "attempt": 1,
-        "what": "start",
-        "before": "pending",
-        "after": "running",
-        "cluster": "alpha",
-        "reason": "",
-        "cause": WIDE,
-        "run_last": None,
-        "run_step": None,
-    },
-    "cluster": {"name": "alpha", "facts": "{}", "time": 1.5},
-    "token": {
-        "id": 1,
-        "user": WIDE,
-        "digest": "e" * 64,
-        "created": 1.5,
-        "expires": 9.5,
-        "revoked": None,
-        "scope": "user",
-        "parent": None,
-    },
-    "submission_key": {
-        "user": WIDE,
-        "key": "k1",
-        "body": "f" * 64,
-        "created": 1.5,
-        "answer": "{}",
-    },
-    "drain": {
-        "cluster": "alpha",
-        "time": 1.5,
-        "by": WIDE,
-        "reason": WIDE,
-        "keep_pending": True,
-        "entry": "night",
-    },
-    "calendar": {
-        "id": 3,
-        "name": "night",
-        "act": '{"type": "drain", "cluster": "alpha"}',
-        "rule": "daily 20:00",
-        "zone": "Europe/Berlin",
-        "owner": "",
-        "made_by": WIDE,
-        "made": 1.5,
-        "grace": 60.0,
-        "lead": 0.0,
-        "until": None,
-        "next_run": 2.5,
-        "ran": "[1.5]",
-        "running": None,
-    },
-    "audit": {
-        "id": 1 << 50,
-        "time": 1.5,
-        "kind": "cluster_drained",
-        "actor": WIDE,
-        "owner": None,
-        "job": 1 << 40,
-        "task_index": 4,
-        "reservation": 1,
-        "cluster": "alpha",
-        "licence": "solver",
-        "cause": WIDE,
-        "count": 1,
-        "details": "{}",
-    },
-    "outbox": {
-        "id": 1 << 50,
-        "receiver": "mail",
-        "user": WIDE,
-        "job": 1 << 40,
-        "kind": "job_ended",
-        "address": "a@example.org",
-        "created": 1.5,
-        "due": 2.5,
-        "state": "pending",
-        "tries": 1,
-        "error": WIDE,
-        "ended": None,
-        "data": "{}",
-    },
-    "limit_mail": {"job": 1 << 40, "task_index": -1, "started": 0.0, "kind": "job_time_limit_50"},
-    "audit_condition": {"subject": "cluster alpha", "value": "unreachable"},
-    "checkpoint": {"event": 1, "time": 1.5, "data": b"\x00\xff", "decisions": 2},
-}
+FIRST = "s0001"
+DUMP: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / f"recorded/rows_of_{FIRST}.json").read_text()
+)
+Rows = dict[str, list[dict[str, Any]]]
 
 
-def stored_rows(connection: Connection) -> dict[str, list[dict[str, Any]]]:
-    """Return all rows of the present tables, as the database reports both."""
+def reflected(connection: Connection) -> MetaData:
+    """Return the present tables but Alembic's."""
     present = MetaData()
     present.reflect(connection)
+    present.remove(present.tables["alembic_version"])
+    return present
+
+
+def stored_rows(connection: Connection) -> Rows:
+    """Return all rows of the present tables, as the database reports both."""
     rows = {
         table.name: [dict(row._mapping) for row in connection.execute(select(table))]
-        for table in present.sorted_tables
-        if table.name != "alembic_version"
+        for table in reflected(connection).sorted_tables
     }
     connection.rollback()
     return rows
 
 
-def cut_to(
-    rows: dict[str, list[dict[str, Any]]], other: dict[str, list[dict[str, Any]]]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows with the tables and columns of `other` alone."""
-    return {
-        name: [{column: row[column] for column in other[name][0]} for row in rows[name]]
-        for name in other
-    }
-
-
-def test_each_table_has_a_row() -> None:
-    assert {name: set(row) for name, row in ROWS.items()} == {
-        name: set(table.columns.keys()) for name, table in metadata.tables.items()
-    }
-
-
-def insert_rows(database: Database, *other_rows: tuple[str, dict[str, Any]]) -> None:
-    """Replace the rows of all tables, but for runs of tasks, and add others."""
-    engine = database.open()
-    with engine.begin() as connection:
-        for name, row in ROWS.items():
-            table = metadata.tables[name]
+@pytest.fixture
+def dump(database: Database) -> Rows:
+    """Load the dump into the database, at its schema; return its rows."""
+    config = store.migration_config()
+    engine = database.new_engine()
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        database.begin_upgrade(connection)
+        command.upgrade(config, FIRST)
+        for table in reflected(connection).sorted_tables:
+            row = {
+                name: bytes.fromhex(value) if isinstance(table.c[name].type, LargeBinary) else value
+                for name, value in DUMP[table.name].items()
+            }
             connection.execute(table.delete())
-            if name != "task_run":
-                connection.execute(insert(table).values(row))
-        for name, row in other_rows:
-            connection.execute(insert(metadata.tables[name]).values(ROWS[name] | row))
-    engine.dispose()
-
-
-def test_a_downgrade_gives_each_task_in_a_run_rows_of_its_own(database: Database) -> None:
-    cancelled = {"first_index": 20, "last_index": 21, "step": 1, "state": "cancelled"}
-    insert_rows(
-        database,
-        ("task_run", {}),
-        ("task_run", cancelled | {"ended": 7.5, "reason": ""}),
-        ("change", {"id": 2, "task_index": 5, "run_last": 11, "run_step": 3, "cause": "run"}),
-        ("change", {"id": 3, "task_index": 8, "cause": "single"}),
-    )
-    with database.acquire_writer() as writer_lock:
-        connection = writer_lock.connection
-        database.downgrade(connection)
+            connection.execute(insert(table).values(row))
+        connection.commit()
         rows = stored_rows(connection)
-    columns = ("task_index", "state", "held", "ended", "attempts")
-    tasks = [tuple(row[column] for column in columns) for row in rows["task"]]
-    assert sorted(tasks) == [
-        (4, "running", False, None, 1),
-        *((index, "held", True, None, 0) for index in (5, 8, 11)),
-        *((index, "cancelled", False, 7.5, 0) for index in (20, 21)),
-    ]
-    story = sorted((row["id"], row["task_index"], row["cause"]) for row in rows["change"])
-    assert [line[1:] for line in story] == [
-        (4, WIDE),
-        *((index, "run") for index in (5, 8, 11)),
-        (8, "single"),
-    ]
-    upgraded = database.open()
-    with upgraded.begin() as connection:  # ids go on
-        table = metadata.tables["change"]
-        new = ROWS["change"] | {"cause": "new"}
-        del new["id"]
-        connection.execute(insert(table).values(new))
-        newest = select(table.c.id).where(table.c.cause == "new")
-        assert connection.execute(newest).scalar_one() > story[-1][0]
-    upgraded.dispose()
+    engine.dispose()
+    return rows
 
 
-def test_a_downgrade_keeps_what_the_previous_release_stores(database: Database) -> None:
+@pytest.fixture
+def at_next_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the later release."""
+    monkeypatch.setattr(store, "migration_config", next_release.migration_config)
+    for module in (store, downgrading):
+        monkeypatch.setattr(module, "REVISION", NEXT_REVISION)
+    monkeypatch.setattr(drain.c.entry, "name", "calendar_entry")
+
+
+@pytest.fixture
+def upgraded(database: Database, dump: Rows, at_next_release: None) -> Database:
+    """The database with the dump, upgraded by the later release."""
     database.open().dispose()
-    insert_rows(database)
+    return database
+
+
+def read(database: Database, function: Callable[[Connection], Any]) -> Any:
+    engine = database.new_engine()
+    with engine.connect() as connection:
+        value = function(connection)
+    engine.dispose()
+    return value
+
+
+def accept(_: Sequence[Drop]) -> bool:
+    return True
+
+
+def test_the_dump_has_a_row_of_each_table(database: Database, dump: Rows) -> None:
+    assert {name: [set(row)] for name, row in DUMP.items()} == {
+        name: [set(row) for row in rows] for name, rows in dump.items()
+    }
+
+
+def test_this_release_opens_the_dump(database: Database, dump: Rows) -> None:
+    database.open().dispose()
+    database.open_existing().dispose()
+    assert database.schema_revision() == REVISION
+
+
+def test_a_dump_goes_up_and_down_again_unchanged(
+    database: Database, dump: Rows, at_next_release: None
+) -> None:
+    first_schema = read(database, schema_of)
     for _ in range(2):
-        with database.acquire_writer() as writer_lock:
-            connection = writer_lock.connection
-            assert database.read_revision(connection) == REVISION
-            before = stored_rows(connection)
-            database.downgrade(connection)
-            assert database.read_revision(connection) == PREVIOUS_REVISION
-            downgraded = stored_rows(connection)
-            assert all(downgraded.values())
-            assert downgraded == cut_to(before, downgraded)
-        upgraded = database.open()
-        with upgraded.connect() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-            after = stored_rows(connection)
-        upgraded.dispose()
-        assert cut_to(after, downgraded) == downgraded
+        database.open().dispose()
+        assert database.schema_revision() == NEXT_REVISION
+        later = read(database, stored_rows)
+        assert later["remark"] == [{"cluster": "alpha", "text": DUMP["drain"]["reason"]}]
+        assert [row["seen"] for row in later["cluster"]] == [DUMP["cluster"]["time"]]
+        [former] = dump["drain"]
+        [renamed] = later["drain"]
+        assert renamed.pop("calendar_entry") == former["entry"]
+        assert renamed == {name: former[name] for name in renamed}
+        drops = downgrade(database, FIRST, accept)
+        assert drops == [
+            Drop("attempt", "nice", 0),
+            Drop("cluster", "seen", 1),
+            Drop("remark", None, 1),
+        ]
+        assert database.schema_revision() == FIRST
+        assert read(database, stored_rows) == dump
+        assert read(database, schema_of) == first_schema
+
+
+def test_nothing_changes_unless_it_is_confirmed(upgraded: Database) -> None:
+    before, schema = read(upgraded, stored_rows), read(upgraded, schema_of)
+    shown: list[Drop] = []
+
+    def decline(drops: Sequence[Drop]) -> bool:
+        shown.extend(drops)
+        return False
+
+    assert downgrade(upgraded, FIRST, decline) is None
+    assert len(shown) == 3
+    assert read(upgraded, stored_rows) == before
+    assert read(upgraded, schema_of) == schema
+    assert upgraded.schema_revision() == NEXT_REVISION
+
+
+@pytest.mark.parametrize("state", ["dispatching", "pending", "running", "suspended", "unknown"])
+def test_what_dispatched_jobs_need_is_not_dropped(
+    upgraded: Database, alter: Callable[[str], None], state: str
+) -> None:
+    alter(f"UPDATE attempt SET nice = 5, state = '{state}'")
+    before = read(upgraded, stored_rows)
+    with pytest.raises(StoreError, match=r"schema s0001 has no attempt\.nice, .* 1 rows .* wait"):
+        downgrade(upgraded, FIRST, accept)
+    assert read(upgraded, stored_rows) == before
+    assert upgraded.schema_revision() == NEXT_REVISION
+    alter("UPDATE attempt SET state = 'completed'")
+    assert downgrade(upgraded, FIRST, accept) is not None
+
+
+@pytest.mark.parametrize("target", ["0015", "s9999", "s00", "", "head", "-1", "base"])
+def test_an_unknown_target_is_refused(upgraded: Database, target: str) -> None:
+    with pytest.raises(UserError, match=r"not known .*; name one of t0001, s0001$"):
+        downgrade(upgraded, target, accept)
+    assert upgraded.schema_revision() == NEXT_REVISION
+
+
+def test_only_the_newest_schema_of_a_stopped_daemon_goes_back(
+    database: Database, dump: Rows, at_next_release: None
+) -> None:
+    with pytest.raises(StoreError, match="has schema s0001, this metasched t0001; run"):
+        downgrade(database, FIRST, accept)
+    assert read(database, stored_rows) == dump
+    with database.acquire_writer(), pytest.raises(DatabaseInUse, match="another daemon"):
+        downgrade(database, FIRST, accept)
+    assert downgrade(database, NEXT_REVISION, accept) == []
+    assert database.schema_revision() == NEXT_REVISION
+
+
+def test_a_downgrade_that_fails_changes_nothing(
+    upgraded: Database, alter: Callable[[str], None]
+) -> None:
+    alter("DROP INDEX ix_attempt_nice")  # the migration would drop it
+    before = read(upgraded, stored_rows)
+    with pytest.raises(StoreError, match=r"downgrade failed .* nothing is changed"):
+        downgrade(upgraded, FIRST, accept)
+    assert read(upgraded, stored_rows) == before
+    assert upgraded.schema_revision() == NEXT_REVISION

@@ -52,26 +52,44 @@ class StoredTasks:
         runs: Sequence[Run] = (),
     ) -> None:
         values = {"id": id, "user": user, "name": "n", "submitted": NOW + id % 3, "priority": 5}
-        texts = {"parts": "[]", "job": "{}", "script": "d", "environment": "d", "payload": "{}"}
+        texts = {
+            "priority_parts": "[]",
+            "spec": "{}",
+            "script": "d",
+            "environment": "d",
+            "payload": "{}",
+        }
         self.connection.execute(insert(job).values(**values, **texts))
         for index in range(size):
             state = states[index % len(states)]
             end = ended if state in FINAL else None
             row = {"job": id, "task_index": index, "state": state, "ended": end, "user": user}
-            rest = {"reason": "", "held": False, "attempts": 1, "moves": 0}
+            rest = {
+                "reason": "",
+                "held": False,
+                "attempts": 1,
+                "moves": 0,
+                "ignore_rejections_until": 0,
+            }
             self.connection.execute(insert(task).values(**row, **rest))
             self.connection.execute(
                 insert(attempt).values(
                     job=id,
                     task_index=index,
                     number=1,
-                    sending=1,
+                    dispatch_id=1,
                     cluster="left" if index % 2 else "right",
                     state=_attempt_state(index),
-                    sent=NOW,
-                    word="",
+                    dispatched=NOW,
+                    manager_reason="",
                     node="",
-                    refused=False,
+                    rejected=False,
+                    restarts=0,
+                    has_started=False,
+                    fence="",
+                    revoking=False,
+                    revoked=False,
+                    lease_expired=False,
                 )
             )
             self.rows[id, index] = {**row, "submitted": values["submitted"]}
@@ -94,7 +112,11 @@ class StoredTasks:
             row["run"] = None  # it has no attempt
             values = {name: row[name] for name in ("state", "ended", "user")}
             rest = {"job": id, "task_index": index, "reason": "", "held": False}
-            self.connection.execute(insert(task).values(**values, **rest, attempts=0, moves=0))
+            self.connection.execute(
+                insert(task).values(
+                    **values, **rest, attempts=0, moves=0, ignore_rejections_until=0
+                )
+            )
 
     def set_state(self, id: TaskId, state: State, ended: float) -> None:
         values = {"state": state, "ended": ended if state in FINAL else None}
@@ -261,19 +283,22 @@ LISTINGS = {
 MANY_JOBS = """
 WITH RECURSIVE number(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM number WHERE id < 20000)
 INSERT INTO job
-    (id, "user", name, submitted, priority, parts, job, script, environment, payload)
+    (id, "user", name, submitted, priority, priority_parts, spec, script, environment, payload)
 SELECT id, CASE WHEN id % 9 = 0 THEN 'ada' ELSE 'bob' END, 'n', 1000000.0 + id % 3, 5,
     '[]', '{}', 'd', 'd', '{}' FROM number
 """
 THEIR_TASKS = """
-INSERT INTO task (job, task_index, state, reason, held, attempts, moves, ended, "user")
-SELECT id, 0, CASE WHEN id % 50 = 0 THEN 'queued' ELSE 'failed' END, '', false, 1, 0,
+INSERT INTO task (job, task_index, state, reason, held, attempts, moves,
+    ignore_rejections_until, ended, "user")
+SELECT id, 0, CASE WHEN id % 50 = 0 THEN 'queued' ELSE 'failed' END, '', false, 1, 0, 0,
     CASE WHEN id % 50 = 0 THEN NULL WHEN id % 20 = 0 THEN 1000020.0 ELSE id END, "user" FROM job
 """
 THEIR_ATTEMPTS = """
 INSERT INTO attempt
-    (job, task_index, number, sending, cluster, state, sent, word, node, refused)
-SELECT job, task_index, 1, 1, 'left', 'completed', 1000000.0, '', '', false FROM task
+    (job, task_index, number, dispatch_id, cluster, state, dispatched, manager_reason, node,
+    rejected, restarts, has_started, fence, revoking, revoked, lease_expired)
+SELECT job, task_index, 1, 1, 'left', 'completed', 1000000.0, '', '', false, 0, false, '',
+    false, false, false FROM task
 """
 THEIR_RUNS = """
 INSERT INTO task_run (job, first_index, last_index, step, state, reason, ended, "user")
@@ -375,7 +400,7 @@ def test_filters_by_reason_and_licence(stored: StoredTasks) -> None:
     }
     for id, document in documents.items():
         stored.add(id, 1, "ada", [State.QUEUED], NOW)
-        values = {"job": document, "changed": documents[1] if id == 4 else None}
+        values = {"spec": document, "modified_spec": documents[1] if id == 4 else None}
         stored.connection.execute(update(job).where(job.c.id == id).values(values))
         reason = {1: "priority", 2: "manager:Resources", 3: "manager_x"}.get(id, "manager:QOS")
         stored.connection.execute(update(task).where(task.c.job == id).values(reason=reason))

@@ -61,7 +61,13 @@ def with_attempts(database: Database, jobs: int) -> Engine:
     with engine.begin() as connection:
         connection.execute(insert(content), {"digest": "d", "text": ""})
         for id in range(1, jobs + 1):
-            texts = {"parts": "[]", "job": "{}", "script": "d", "environment": "d", "payload": "{}"}
+            texts = {
+                "priority_parts": "[]",
+                "spec": "{}",
+                "script": "d",
+                "environment": "d",
+                "payload": "{}",
+            }
             connection.execute(
                 insert(job),
                 {"id": id, "user": "u", "name": "", "submitted": NOW, "priority": 1} | texts,
@@ -69,12 +75,14 @@ def with_attempts(database: Database, jobs: int) -> Engine:
             connection.execute(
                 insert(task),
                 {"job": id, "task_index": 0, "state": "pending", "reason": "", "held": False}
-                | {"attempts": 1, "moves": 0},
+                | {"attempts": 1, "moves": 0, "ignore_rejections_until": 0, "user": "u"},
             )
             connection.execute(
                 insert(attempt),
-                {"job": id, "task_index": 0, "number": 1, "sending": 1, "cluster": "left"}
-                | {"state": "pending", "sent": NOW, "word": "", "node": "", "refused": False},
+                {"job": id, "task_index": 0, "number": 1, "dispatch_id": 1, "cluster": "left"}
+                | {"state": "pending", "dispatched": NOW, "manager_reason": "", "node": ""}
+                | {"restarts": 0, "fence": "", "rejected": False, "has_started": False}
+                | {"revoking": False, "revoked": False, "lease_expired": False},
             )
         pools = {name: standing(name, TOTAL) for name in ("matlab", "ansys")}
         leases.store(connection, Outcome(licence_statuses=pools))

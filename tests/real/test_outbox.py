@@ -329,7 +329,7 @@ def test_the_owner_of_a_series_hears_of_each_skipped_or_moved_occurrence(ledger:
     for id, address in ((7, "ada@example.org"), (8, "")):
         act = Reserve(least=1, most=1, duration=60.0, mail=address)
         series = CalendarEntry(
-            id=id, act=act, rule="08:00", zone="UTC", owner="ada", made=NOW, grace=0.0
+            id=id, act=act, rule="08:00", zone="UTC", owner="ada", created=NOW, grace=0.0
         )
         life.step(CalendarEntrySet(NOW, series, "ada"))
     records = [

@@ -139,14 +139,14 @@ def test_tasks_arrive_when_only_the_scheduling_kept_them_back(database: Database
             update(job)
             .where(job.c.id == id)
             .values(
-                changed=msgspec.json.encode(
+                modified_spec=msgspec.json.encode(
                     msgspec.structs.replace(spec, id=id, submitted=START + id, **values)
                 ).decode()
             )
             for id, values in fields.items()
         ),
         update(attempt).where(attempt.c.job == 1).values(started=START + 2),
-        update(attempt).where(attempt.c.job == 4).values(sent=START + 40),
+        update(attempt).where(attempt.c.job == 4).values(dispatched=START + 40),
         insert(dependency).values(job=3, target=1),
     )
     period = read(database)
@@ -288,7 +288,7 @@ def test_a_replay_has_the_forecasts_that_placed_jobs(database: Database) -> None
 
 def test_events_of_another_release_are_not_replayed(database: Database) -> None:
     record(simulation(small()), database)
-    change_rows(database, update(checkpoint).values(decisions=DECISION_VERSION - 1))
+    change_rows(database, update(checkpoint).values(decision_version=DECISION_VERSION - 1))
     assert replayed(database) is None
 
 

@@ -26,7 +26,7 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.db import reports
-from metasched.db.daily_use import MAX_ACCOUNTS, count_history, day_of
+from metasched.db.daily_use import MAX_ACCOUNTS, day_of
 from metasched.db.integrity import check_database
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.period_use import PeriodPass
@@ -50,6 +50,7 @@ from metasched.model.licence import LicencePool
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
+from tests.harness.counted_history import count_history
 
 NOW = time.mktime((2026, 3, 30, 12, 0, 0, 0, 0, -1))
 DAY = 86400.0

@@ -155,7 +155,7 @@ NIGHT = CalendarEntry(
     act=DrainCluster("alpha"),
     rule="daily 20:00",
     zone="UTC",
-    made=NOW,
+    created=NOW,
     grace=60.0,
     next_run=NOW + 100,
 )
@@ -165,8 +165,8 @@ SERIES = CalendarEntry(
     rule="daily 20:00",
     zone="UTC",
     owner="ada",
-    made_by="root",
-    made=NOW,
+    requested_by="root",
+    created=NOW,
     grace=0.0,
     next_run=NOW + 100,
 )

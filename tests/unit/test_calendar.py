@@ -62,7 +62,7 @@ def entry(next_run: str, rule: str = "daily 02:00", **fields: Any) -> CalendarEn
         act=DrainCluster("left"),
         rule=rule,
         zone="UTC",
-        made=0.0,
+        created=0.0,
         next_run=at(next_run),
         **{"grace": HOUR, **fields},
     )
@@ -171,21 +171,21 @@ def test_of_missed_runs_the_last_one_happens_within_its_grace() -> None:
 
 def test_a_run_that_happened_is_not_the_last_one_that_was_missed() -> None:
     """The clock was ahead, an entry ran, and the clock was set back."""
-    early = entry("2030-01-02T02:00", ran=(at("2030-01-03T02:00"),))
+    early = entry("2030-01-02T02:00", last_runs=(at("2030-01-03T02:00"),))
     plan = plan_runs(early, at("2030-01-03T02:30"))
     assert plan.run is None  # that of the day before is too late
     assert plan.next_run == at("2030-01-04T02:00")
 
 
 def test_after_the_clock_was_set_back_only_what_has_not_happened_runs() -> None:
-    ahead = entry("2031-01-01T02:00", ran=(at("2030-01-03T02:00"), at("2030-12-31T02:00")))
+    ahead = entry("2031-01-01T02:00", last_runs=(at("2030-01-03T02:00"), at("2030-12-31T02:00")))
     assert next_unrepeated(ahead, at("2030-01-01T12:00")) == at("2030-01-02T02:00")
     assert next_unrepeated(ahead, at("2030-01-02T12:00")) == at("2030-01-04T02:00")
 
 
 def test_runs_that_are_not_remembered_are_not_repeated() -> None:
     ran = tuple(at("2030-03-01T02:00") + DAY * n for n in range(MAX_REMEMBERED_RUNS))
-    ahead = entry("2030-05-01T02:00", ran=ran)
+    ahead = entry("2030-05-01T02:00", last_runs=ran)
     after_all = ran[-1] + DAY
     assert next_unrepeated(ahead, at("2030-01-01T00:00")) == after_all
 

@@ -202,11 +202,11 @@ def test_a_changed_rule_holds_today_and_the_old_one_no_longer() -> None:
     job = licences.submit("02T12:00", 2, hours=1)
     assert licences.started == []
     [entry] = licences.core.calendar.entries.values()
-    assert (entry.ran, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))
+    assert (entry.last_runs, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))
     licences.settings.calendar = (replace(DAY, rule="wed,thu 08:00"),)  # the 2nd is a Wednesday
     licences.look("02T12:30")
     [entry] = licences.core.calendar.entries.values()
-    assert (entry.ran, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))  # not again
+    assert (entry.last_runs, entry.next_run) == ((at("02T08:00"),), at("03T08:00"))  # not again
     assert licences.started == []
     licences.settings.calendar = (replace(DAY, rule="20:00"),)
     licences.look("02T13:00")

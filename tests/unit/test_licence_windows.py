@@ -343,7 +343,14 @@ def test_what_the_calendar_takes_away_later_is_not_promised() -> None:
     runs = [T + day * 1000.0 for day in range(3)]
     act = LimitLicence("matlab", 1, 400.0)
     entry = CalendarEntry(
-        id=1, name="day", act=act, rule="daily", zone="UTC", made=T, grace=400.0, next_run=runs[0]
+        id=1,
+        name="day",
+        act=act,
+        rule="daily",
+        zone="UTC",
+        created=T,
+        grace=400.0,
+        next_run=runs[0],
     )
     line.limit_by_calendar(1, entry)
     spans = tuple((start, start + 400.0) for start in runs)

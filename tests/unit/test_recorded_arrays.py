@@ -111,9 +111,9 @@ def test_tasks_arrive_with_the_first_of_their_array_unless_it_was_held(tmp_path:
     with engine.begin() as connection:
         of_first = (attempt.c.job == 7) & (attempt.c.task_index == 1)
         connection.execute(update(attempt).where(of_first).values(started=START - 0.4))
-        connection.execute(update(job).where(job.c.id == 8).values(changed=held))
+        connection.execute(update(job).where(job.c.id == 8).values(modified_spec=held))
         sent = START + 9.0 * attempt.c.task_index
-        connection.execute(update(attempt).where(attempt.c.job == 8).values(sent=sent))
+        connection.execute(update(attempt).where(attempt.c.job == 8).values(dispatched=sent))
         period = read_period(connection)
     engine.dispose()
     arrivals: dict[int, list[float]] = {}

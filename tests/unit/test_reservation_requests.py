@@ -272,7 +272,7 @@ def test_a_later_run_of_the_calendar_is_not_promised() -> None:
         act=act,
         rule="0 * * * *",
         zone="UTC",
-        made=now,
+        created=now,
         grace=3600.0,
         next_run=now - now % 3600.0 - 3600.0,  # the runs of an hour ago, now and in an hour
     )

@@ -70,7 +70,7 @@ class Desk:
             rule=rule,
             zone="UTC",
             owner=owner,
-            made=NOW,
+            created=NOW,
             grace=0.0,
             lead=28 * DAY,
             until=until,

@@ -46,7 +46,7 @@ def windows_of_entry(entry: CalendarEntry) -> Iterator[TokenWindow]:
     act = entry.act
     if not isinstance(act, LimitLicence):
         return
-    starts = [*entry.ran[-1:], *(() if entry.next_run is None else (entry.next_run,))]
+    starts = [*entry.last_runs[-1:], *(() if entry.next_run is None else (entry.next_run,))]
     for run_index, (start, following) in enumerate(pairwise([*starts, inf])):
         until = min(start + act.duration, following)
         yield TokenWindow(

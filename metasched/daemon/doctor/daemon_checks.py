@@ -313,7 +313,7 @@ def tag_of_unknown(database: Database, row: Mapping[str, Any]) -> str:
 
     An attempt in a backup has the name that the database had when it was dispatched.
     """
-    live_dispatch = select(attempt.c.sending).where(
+    live_dispatch = select(attempt.c.dispatch_id).where(
         attempt.c.job == row["job"],
         attempt.c.task_index == (row["task"] or 0),
         attempt.c.state == State.UNKNOWN,

@@ -52,7 +52,7 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
             clocks = connection.execute(
                 select(
                     attempt.c.cluster,
-                    func.max(attempt.c.sent - attempt.c.started),
+                    func.max(attempt.c.dispatched - attempt.c.started),
                     func.max(attempt.c.started - change.c.time),
                 )
                 .join(
@@ -61,7 +61,10 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
                     & (change.c.task_index == attempt.c.task_index)
                     & (change.c.attempt == attempt.c.number),
                 )
-                .where(change.c.id > last_change - RECENT_CHANGES, change.c.what == TaskEvent.START)
+                .where(
+                    change.c.id > last_change - RECENT_CHANGES,
+                    change.c.task_event == TaskEvent.START,
+                )
                 .group_by(attempt.c.cluster)
             ).all()
             held, names = count_held_after_backup(connection), read_first_dispatches(connection)

@@ -25,6 +25,7 @@ from metasched.core.events import ClusterDrained, ClusterResumed, DaemonStarted,
 from metasched.db.schema import (
     attempt,
     cluster,
+    current_spec,
     dependency,
     event,
     job,
@@ -194,8 +195,8 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
     before = [start for start in starts if start[1].time <= since]
     within = [*before[-1:], *(start for start in starts if start[1].time > since)]
     infos = {
-        row.name: msgspec.json.decode(row.facts, type=ClusterInfo)
-        for row in connection.execute(select(cluster.c.name, cluster.c.facts))
+        row.name: msgspec.json.decode(row.info, type=ClusterInfo)
+        for row in connection.execute(select(cluster.c.name, cluster.c.info))
     }
     # in the order of the last start, which decides among equals
     latest_clusters: dict[str, Cluster] = {}
@@ -373,12 +374,12 @@ class _TaskReader:
                 .group_by(dependency.c.job)
             )
         }
-        spec = func.coalesce(job.c.changed, job.c.job).label("spec")
         query = (
             select(
-                *(task.c.job, task.c.task_index, task.c.ended.label("task_ended"), spec),
-                *(attempt.c.cluster, attempt.c.sent, attempt.c.started, attempt.c.run_since),
-                *(attempt.c.ended, attempt.c.elapsed, attempt.c.alloc_cpus),
+                *(task.c.job, task.c.task_index, task.c.ended.label("task_ended")),
+                current_spec,
+                *(attempt.c.cluster, attempt.c.dispatched, attempt.c.started, attempt.c.run_since),
+                *(attempt.c.ended, attempt.c.elapsed, attempt.c.allocated_cpus),
                 attempt.c.licence_choice,
             )
             .join_from(task, job, job.c.id == task.c.job)
@@ -428,7 +429,7 @@ class _TaskReader:
         original = submitted_job.with_licences(row.licence_choice)
         ready = max(original.submitted, original.begin or 0.0, dependency_met or 0.0)
         if original.held:
-            ready = max(ready, row.sent)
+            ready = max(ready, row.dispatched)
         ready = min(ready, row.started)  # clocks differ, and dependencies may be of any end
         run_time = row.elapsed
         if run_time is None:
@@ -439,7 +440,7 @@ class _TaskReader:
             submitted=ready,
             estimated=original.time_limit or original.estimated,  # of no heuristic
             time_limit=original.time_limit,
-            cpus=max(original.cpus, row.alloc_cpus or 0),
+            cpus=max(original.cpus, row.allocated_cpus or 0),
             user=original.user,
             user_class=original.user_class,
             groups=original.groups,
