@@ -23,11 +23,10 @@ from metasched.core.audit_trail import AuditTrail
 from metasched.core.scheduler import replay
 from metasched.db.audit import AuditFilter
 from metasched.db.ledger import Ledger
-from tests.conftest import require
 from tests.e2e.reservable_clusters import BOOTS, ReservableCluster
 from tests.harness.databases import database_from_url
 from tests.harness.looks import looks
-from tests.harness.previous_release import PreviousRelease, PreviousReleaseError, unpacked
+from tests.harness.next_release import NextRelease
 from tests.harness.slurm import SlurmSite
 
 COMMAND = Path(sys.executable).parent / "metasched"
@@ -388,9 +387,5 @@ def reserving_site(cluster: ReservableCluster, site: Site) -> Site:
 
 
 @pytest.fixture(scope="session")
-def previous_release(common_folder: Path) -> PreviousRelease:
-    try:
-        release = unpacked(common_folder / "previous")
-    except PreviousReleaseError as error:
-        require("previous", str(error))
-    return release
+def next_release(common_folder: Path) -> NextRelease:
+    return NextRelease(common_folder / "next")

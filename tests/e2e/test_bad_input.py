@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -184,11 +185,24 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
     site.database.unlink()
     site.start()
     site.stop()
-    with sqlite3.connect(site.database) as other:
-        other.execute("UPDATE alembic_version SET version_num = '9999'")
-    message = site.error("serve", code=1)
-    assert "schema 9999" in message
-    assert "newer" in message
+    for statement, expected in (
+        ("UPDATE alembic_version SET version_num = '0043'", "schema 0043 of a metasched before"),
+        ("UPDATE alembic_version SET version_num = 's9999'", "schema s9999, newer than"),
+        ("DROP TABLE outbox; UPDATE alembic_version SET version_num = 's0001'", "without outbox"),
+        ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
+    ):
+        with closing(sqlite3.connect(site.database)) as other:
+            other.executescript(statement)
+            before = list(other.iterdump())
+        for command in (
+            ("serve",),
+            ("db", "upgrade"),
+            ("db", "downgrade", "--to", "s0001", "--yes"),
+            ("db", "check"),
+        ):
+            assert expected in site.error(*command, code=1)
+        with closing(sqlite3.connect(site.database)) as other:
+            assert list(other.iterdump()) == before
 
 
 @pytest.mark.parametrize(

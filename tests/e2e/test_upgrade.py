@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,22 +21,23 @@ from typing import Any
 import psutil
 import pytest
 
+from metasched.db.schema import REVISION
 from tests.conftest import require
 from tests.e2e.conftest import ENDED, Site
 from tests.e2e.two_releases import LICENCE, LOCAL, Jobs, UpgradedSite, lines
 from tests.harness.daemons import BootError
 from tests.harness.gridengine import Cell
 from tests.harness.gridengine import missing as gridengine_missing
-from tests.harness.previous_release import PreviousRelease
+from tests.harness.next_release import NEXT_REVISION, NextRelease
 from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite
 from tests.harness.slurm import missing as slurm_missing
 
 UPSILON = ClusterSpec("upsilon", "u", nodes=3, cpus=4)
 ENTRY_POINTS = """
-import json, metasched
+import json, metasched, sys
 from importlib.metadata import entry_points
-adapters = {e.name: e.load().__module__ for e in entry_points(group="metasched.adapters")}
-print(json.dumps([metasched.__file__, adapters]))
+adapters = [e.load().__module__ for e in entry_points(group="metasched.adapters")]
+print(json.dumps([metasched.__file__, *(sys.modules[name].__file__ for name in adapters)]))
 """
 
 
@@ -73,8 +75,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
-    new_site = UpgradedSite(tmp_path, previous_release)
+def site(tmp_path: Path, next_release: NextRelease) -> Iterator[UpgradedSite]:
+    new_site = UpgradedSite(tmp_path, next_release)
     try:
         yield new_site
     finally:
@@ -82,9 +84,7 @@ def site(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[Upgraded
 
 
 @pytest.fixture(params=["local", "slurm", "gridengine"])
-def manager(
-    request: pytest.FixtureRequest, tmp_path: Path, previous_release: PreviousRelease
-) -> Iterator[Manager]:
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
     claims = tmp_path / "claims"
     claims.mkdir(mode=0o700)
     extra = f'poll_interval = 0.5\nsettle = 1\nfence_dir = "{claims}"\n'
@@ -132,24 +132,71 @@ def licence(site: Site) -> dict[str, Any]:
     return row
 
 
-def test_the_previous_release_runs_its_own_modules_and_entry_points(
-    site: UpgradedSite, previous_release: PreviousRelease
+def test_the_next_release_runs_its_own_modules_and_entry_points(
+    site: UpgradedSite, next_release: NextRelease
 ) -> None:
     done = subprocess.run(
-        [previous_release.command[0], "-c", ENTRY_POINTS],
-        env=previous_release.environment(site.environment),
+        [next_release.command[0], "-c", ENTRY_POINTS],
+        env=next_release.environment(site.environment),
         cwd=site.folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    package, adapters = json.loads(done.stdout)
-    assert Path(package).is_relative_to(previous_release.folder)
-    assert adapters == {
-        "local": "metasched.adapters.local",
-        "slurm": "metasched.adapters.slurm",
-        "drmaa": "metasched.adapters.drmaa",
+    packages = json.loads(done.stdout)
+    assert packages
+    assert {Path(file).parts[: len(next_release.folder.parts)] for file in packages} == {
+        next_release.folder.parts
     }
+
+
+def on_terminal(site: UpgradedSite, answer: str) -> tuple[int, str]:
+    """Take the database back on a terminal, with this answer; return exit code and output."""
+    terminal, of_command = os.openpty()
+    with subprocess.Popen(
+        [*site.next_release.command, "db", "downgrade", "--to", REVISION],
+        env=site.next_release.environment(site.environment),
+        cwd=site.folder,
+        stdin=of_command,
+        stdout=of_command,
+        stderr=of_command,
+    ) as process:
+        os.close(of_command)
+        os.write(terminal, f"{answer}\n".encode())
+        output = b""
+        with contextlib.suppress(OSError):  # the command has ended
+            while part := os.read(terminal, 1 << 16):
+                output += part
+    os.close(terminal)
+    return process.returncode, output.decode()
+
+
+def test_the_database_goes_up_and_back_by_command(site: UpgradedSite) -> None:
+    site.configure(LOCAL)
+    site.start()
+    held = site.submit("--hold", "--wrap", "true")
+    site.stop()
+    site.upgraded = True
+    announced = " ".join(site.run("serve", "--check").stdout.split())
+    assert f"has schema {REVISION}; the next start upgrades it to {NEXT_REVISION}" in announced
+    assert "run `metasched db upgrade`" in site.error("db", "check", code=1)
+    upgraded = site.json("db", "upgrade")
+    assert (upgraded["from"], upgraded["to"]) == (REVISION, NEXT_REVISION)
+    downgrade = ("db", "downgrade", "--to")
+    assert "name one of t0001, s0001" in site.error(*downgrade, "0015", "--yes", code=2)
+    assert "add --yes" in site.error(*downgrade, REVISION, code=2)
+    code, output = on_terminal(site, "n")
+    assert code == 1
+    assert output.rstrip().endswith("nothing was changed")
+    assert "remark" in output
+    assert "(whole table)" in output
+    assert site.json("db", "upgrade")["from"] == NEXT_REVISION
+    code, output = on_terminal(site, "y")
+    assert code == 0
+    assert f"to {REVISION}" in output
+    site.upgraded = False
+    site.start()
+    assert site.row(held)["state"] == "held"
 
 
 # each manager once: how the daemon ends is no matter of the manager
@@ -239,21 +286,20 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert Counter(lines(jobs.ended)) == Counter(jobs.names)
     for job in (*open_jobs, undelivered):
         story = jobs.story(job)
-        # the previous release recorded no versions of the policy
-        earlier = [line | {"policy": None} for line in stories.get(job, [])]
+        earlier = stories.get(job, [])
         assert story[: len(earlier)] == earlier
         ends = Counter(line["task"] for line in story if line["to"] in ENDED and line["event"])
         assert ends == {index: 1 for id, index in jobs.exit_codes if id == job}
         assert len(site.run("story", str(job)).stdout.splitlines()) == len(story)
     assert site.run("output", str(running)).stdout == "hello\n"
     assert (licence(site)["ours"], licence(site)["free"]) == (0, 2)
-    # commands of the previous release, which a host may still have, print the same
+    # commands of this release, which a host may still have, print the same
     for command in (("licences",), ("story", str(array))):
-        text = site.run_previous(*command, "--json").stdout
+        text = site.run_former(*command, "--json").stdout
         assert json.loads(text) == site.json(*command)
-    previous = json.loads(site.run_previous("status", "--all", "--json").stdout)
-    present = site.json("status", "--all")
-    assert previous == [{key: row[key] for key in previous[0]} for row in present]
+    assert json.loads(site.run_former("status", "--all", "--json").stdout) == site.json(
+        "status", "--all"
+    )
     if reserved:
         site.run("reservation", "cancel", str(reserved["reservation"]))
         site.until(lambda: manager.reservations() == set())
@@ -280,7 +326,9 @@ def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite, manage
     waiting = jobs.submit("waiting", 2, "-n", str(manager.waiting_cpus))
     site.until(lambda: site.row(waiting)["state"] == "pending")
 
-    assert "is active on" in site.error("db", "downgrade", code=1)
+    downgrade = ("db", "downgrade", "--to", REVISION)
+    assert "is active on" in site.error(*downgrade, "--yes", code=1)
+    assert "add --yes" in site.error(*downgrade, code=2)
     assert site.stop(signal.SIGKILL) == -signal.SIGKILL
     (site.folder / "end").touch()
     site.until(lambda: "unobserved" in lines(jobs.ended))

@@ -1,4 +1,4 @@
-"""A site that changes between the previous and the present release, and jobs that outlive it."""
+"""A site that changes between this and the next release, and jobs that outlive it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from metasched.db.schema import PREVIOUS_REVISION, REVISION
+from metasched.db.schema import REVISION
 from tests.e2e.conftest import Site
-from tests.harness.previous_release import PreviousRelease
+from tests.harness.next_release import NEXT_REVISION, NextRelease
 
 LICENCE = '[[licence]]\nname = "solver"\ntotal = 2\n'
 LOCAL = '[[cluster]]\nname = "left"\nadapter = "local"\ncpus = 8\npoll_interval = 0.2\n'
 
 
 class UpgradedSite(Site):
-    """A site whose daemon and commands are those of the previous release until `upgrade`."""
+    """A site whose daemon and commands are those of the next release from `upgrade` on."""
 
-    def __init__(self, folder: Path, previous: PreviousRelease) -> None:
+    def __init__(self, folder: Path, next_release: NextRelease) -> None:
         super().__init__(folder)
-        self.previous, self.upgraded = previous, False
+        self.next_release, self.upgraded = next_release, False
 
     def launch(self) -> None:
-        if self.upgraded:
+        if not self.upgraded:
             super().launch()
             return
         with self.log.open("ab") as log:
             self._daemon = subprocess.Popen(
-                [*self.previous.command, "serve"],
-                env=self.previous.environment(self.environment),
+                [*self.next_release.command, "serve"],
+                env=self.next_release.environment(self.environment),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -41,17 +41,11 @@ class UpgradedSite(Site):
     def run(
         self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        if self.upgraded:
-            return super().run(*arguments, code=code, env=env)
-        return self.run_previous(*arguments, code=code, env=env)
-
-    def run_previous(
-        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command of the previous release."""
+        if not self.upgraded:
+            return self.run_former(*arguments, code=code, env=env)
         done = subprocess.run(
-            [*self.previous.command, *arguments],
-            env=self.previous.environment(self.environment | (env or {})),
+            [*self.next_release.command, *arguments],
+            env=self.next_release.environment(self.environment | (env or {})),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -61,18 +55,24 @@ class UpgradedSite(Site):
         assert done.returncode == code, f"{arguments}: {done}"
         return done
 
+    def run_former(
+        self, *arguments: str | Path, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of this release."""
+        return super().run(*arguments, code=code, env=env)
+
     def upgrade(self) -> None:
-        """Start the present release; the previous daemon must have ended."""
+        """Start the next release; the daemon of this release must have ended."""
         self.upgraded = True
         self.start()
 
     def roll_back(self) -> None:
-        """Start the previous release again; the present daemon must have ended."""
-        if REVISION != PREVIOUS_REVISION:
-            refusal = self.run_previous("serve", code=1).stderr
-            assert "newer than this metasched knows; " in refusal
-        downgrade = json.loads(super().run("db", "downgrade", "--json").stdout)
-        assert downgrade["to"] == PREVIOUS_REVISION
+        """Start this release again; the daemon of the next release must have ended."""
+        refusal = self.run_former("serve", code=1).stderr
+        assert "newer than this metasched knows; " in refusal
+        answer = json.loads(self.run("db", "downgrade", "--to", REVISION, "--yes", "--json").stdout)
+        assert (answer["from"], answer["to"]) == (NEXT_REVISION, REVISION)
+        assert {"table": "remark", "column": None, "rows": 0} in answer["dropped"]
         self.upgraded = False
         self.start()
 

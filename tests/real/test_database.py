@@ -39,6 +39,7 @@ from metasched.core.scheduler import Core
 from metasched.core.tasks import PastAttempt
 from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
+from metasched.db.downgrade import downgrade
 from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.schema import REVISION, attempt, epoch, instance, metadata, task
 from metasched.db.schema import event as event_table
@@ -371,14 +372,40 @@ def test_files_of_other_programs(path: Path, content: bytes | None, message: str
     assert path.read_bytes() == before or content is None
 
 
-def test_a_newer_schema_is_left_alone(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE alembic_version SET version_num = '0001'", "schema 0001 of a metasched before"),
+        ("UPDATE alembic_version SET version_num = '0043'", "schema 0043 of a metasched before"),
+        ("UPDATE alembic_version SET version_num = 's9999'", "schema s9999, newer than"),
+        ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
+        ("INSERT INTO alembic_version VALUES ('0043')", "has 2 schema revisions: a migration"),
+        ("DROP TABLE lease", "has schema s0001 without lease: a migration"),
+        ("ALTER TABLE lease DROP COLUMN since", r"has schema s0001 without lease\.since: a migr"),
+        ("DROP TABLE alembic_version", "holds tables of another program"),
+    ],
+)
+def test_a_schema_of_another_release_is_left_alone(
+    database: Database, statement: str, message: str
+) -> None:
     engine = database.open()
-    with engine.begin() as other:
-        other.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+        before = schema_of(connection)
+    refused: list[Callable[[], object]] = [
+        database.open,
+        database.open_existing,
+        lambda: database.acquire_writer().__enter__(),
+        lambda: downgrade(database, REVISION, lambda _: True),
+    ]
+    for open_database in refused:
+        with pytest.raises(StoreError, match=message) as raised:
+            open_database()
+        assert "\n" not in str(raised.value)
+        assert "; " in str(raised.value)
+    with engine.connect() as connection:
+        assert schema_of(connection) == before
     engine.dispose()
-    with pytest.raises(StoreError, match="schema 9999, newer"), database.acquire_writer():
-        pass
-    assert database.schema_revision() == "9999"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

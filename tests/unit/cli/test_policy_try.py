@@ -203,7 +203,7 @@ def test_other_databases(candidate: str, tmp_path: Path, run: Run) -> None:
     for path, message in (
         (empty, "no start of a daemon in the period"),
         (other, "cannot be"),
-        (old, "has schema 0001, this metasched"),
+        (old, "has schema 0001 of a metasched before 1.0"),
     ):
         result = run("policy", "try", candidate, "--database", str(path))
         assert result.code != 0
