@@ -401,7 +401,7 @@ class Postgresql(Database):
         """Copy by pg_dump, to a script for psql."""
         if (program := shutil.which("pg_dump")) is None:
             raise StoreError(f"{self}: no pg_dump on this host; install postgresql-client")
-        engine = self.open_existing()
+        engine = self.open_upgradable()
         try:
             with engine.connect() as connection:
                 schema = connection.execute(text("SELECT quote_ident(current_schema())")).scalar()

@@ -123,7 +123,7 @@ class Sqlite(Database):
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Yield a connection to a copy: a long read of the original would delay WAL checkpoints."""
-        self.require_existing()
+        self.open_existing().dispose()  # its errors name this file, not the copy
         parent, prefix = self.path.parent, f".{self.path.name}-check-"
         try:
             with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as folder:
@@ -155,7 +155,7 @@ class Sqlite(Database):
 
     def backup(self, target: Path) -> int:
         """Copy by SQLite's online backup, in a single read transaction."""
-        self.require_existing()
+        self.open_upgradable().dispose()
         create_private_file(target)
         try:
             _copy_database(self.path, target)

@@ -175,6 +175,14 @@ class Database(ABC):
         self.require_existing()
         return self._open_with(self._require_newest)
 
+    def open_upgradable(self) -> Engine:
+        """Return an engine at the newest schema, or at one that a start would upgrade.
+
+        Raises StoreError if the database does not exist or has another schema.
+        """
+        self.require_existing()
+        return self._open_with(self._require_known)
+
     def schema_revision(self) -> str | None:
         """Return the schema revision, or None for an empty database.
 
@@ -211,7 +219,7 @@ class Database(ABC):
             "restore a backup, or name another"
         )
 
-    def _open_with(self, prepare: Callable[[Connection], None]) -> Engine:
+    def _open_with(self, prepare: Callable[[Connection], object]) -> Engine:
         engine = self.new_engine()
         try:
             with engine.connect() as connection:
@@ -224,17 +232,22 @@ class Database(ABC):
             raise
         return engine
 
-    def _require_newest(self, connection: Connection) -> None:
+    def _require_known(self, connection: Connection) -> str:
         current = self.read_revision(connection)
         if current is None:
             raise StoreError(f"{self} is empty; start the daemon once, or name another")
-        if current != REVISION:
+        if current == REVISION:
+            self._require_whole(connection)
+        else:
             self.require_upgradable(current)
+        return current
+
+    def _require_newest(self, connection: Connection) -> None:
+        if (current := self._require_known(connection)) != REVISION:
             raise StoreError(
                 f"{self} has schema {current}, this metasched {REVISION}; "
                 "run `metasched db upgrade`"
             )
-        self._require_whole(connection)
 
     def _require_whole(self, connection: Connection) -> None:
         """Raise StoreError unless all tables are there with all columns."""
@@ -279,8 +292,8 @@ class Database(ABC):
             )
         if revision not in known_revisions():
             raise StoreError(
-                f"{self} has schema {revision}, newer than this metasched knows; "
-                "start the newer version, or restore an older backup"
+                f"{self} has schema {revision}, newer than this metasched knows; start the newer "
+                f"version, or run its `metasched db downgrade --to {REVISION}`"
             )
 
     def upgrade(self, connection: Connection) -> None:

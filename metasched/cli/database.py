@@ -64,7 +64,7 @@ def downgrade(
 
     Stop the daemon before. Prints the tables and columns that the earlier schema lacks, with the
     number of rows that have a value there, and asks before it drops them. Refused if dispatched
-    jobs need any of these. A release prints its schema as `to` of `metasched db upgrade --json`.
+    jobs need any of these. The earlier release names its schema when it refuses the database.
 
     \b
     Examples:

@@ -69,7 +69,7 @@ class UpgradedSite(Site):
     def roll_back(self) -> None:
         """Start this release again; the daemon of the next release must have ended."""
         refusal = self.run_former("serve", code=1).stderr
-        assert "newer than this metasched knows; " in refusal
+        assert f"or run its `metasched db downgrade --to {REVISION}`" in refusal
         answer = json.loads(self.run("db", "downgrade", "--to", REVISION, "--yes", "--json").stdout)
         assert (answer["from"], answer["to"]) == (NEXT_REVISION, REVISION)
         assert {"table": "remark", "column": None, "rows": 0} in answer["dropped"]
