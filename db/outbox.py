@@ -26,6 +26,7 @@ from metasched.core.notifications import Beginning, JobProgress
 from metasched.db.schema import (
     attempt,
     calendar,
+    current_spec,
     job,
     limit_mail,
     outbox,
@@ -493,7 +494,7 @@ def _is_to(mail: Mail) -> ColumnElement[bool]:
 
 def _has_begun(connection: Connection, owner_job: Job, beginning: Beginning | None = None) -> bool:
     """Return whether a job, or an attempt, is stored as begun."""
-    condition = (attempt.c.job == owner_job.id) & attempt.c.begun
+    condition = (attempt.c.job == owner_job.id) & attempt.c.has_started
     if beginning is not None:
         condition &= attempt.c.task_index == beginning.task.index
         condition &= attempt.c.number == beginning.attempt.number
@@ -516,8 +517,8 @@ def _counts_if_ended(connection: Connection, job_id: int) -> dict[str, int] | No
 
 
 def _read_job(connection: Connection, job_id: int) -> Job:
-    row = connection.execute(select(job.c.job, job.c.changed).where(job.c.id == job_id)).one()
-    return msgspec.json.decode(row.changed or row.job, type=Job)
+    spec = connection.execute(select(current_spec).where(job.c.id == job_id)).scalar_one()
+    return msgspec.json.decode(spec, type=Job)
 
 
 # Delivery

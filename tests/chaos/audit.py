@@ -280,7 +280,7 @@ def _leases(reading: Connection) -> Iterator[str]:
             attempt.c.task_index,
             attempt.c.number,
             attempt.c.state,
-            job.c.job.label("spec"),
+            job.c.spec,
         ).join(job, job.c.id == attempt.c.job)
     )
     attempts = {(row.job, row.task_index, row.number): row for row in rows}

@@ -86,7 +86,7 @@ class SharedSite:
     def dispatched_first(self, jobs: Mapping[str, int]) -> dict[str, float]:
         """Return the number of tasks that the first step dispatched: all on one cluster."""
         first = "SELECT min(dispatched) FROM attempt WHERE job IN (?, ?)"
-        return self._count(jobs, f"sum(sent = ({first}))", values=2)
+        return self._count(jobs, f"sum(dispatched = ({first}))", values=2)
 
     def work(self, jobs: Mapping[str, int]) -> dict[str, float]:
         """Return the processor-seconds of tasks that have ended."""

@@ -235,6 +235,14 @@ def test_an_array_that_is_cancelled_in_its_remainder_has_ended(ledger: Ledger) -
     assert notice.counts == {"cancelled": 2000}
 
 
+def test_an_array_that_is_cancelled_before_any_task_began_has_ended(ledger: Ledger) -> None:
+    life = Life(ledger, MAILS)
+    life.submit(1, "END", array="1-2000", held=True)
+    life.step(UserRequested(NOW + 2, "cancel", 1, by="ada"))
+    [notice] = life.notices()
+    assert notice.counts == {"cancelled": 2000}
+
+
 def test_a_flood_is_one_digest(ledger: Ledger) -> None:
     life = Life(ledger, MAILS, cpus=2000)
     life.submit(1, "END", "ARRAY_TASKS", array="1-500", mail={"user": "ada@example.org"})
