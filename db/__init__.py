@@ -2,7 +2,7 @@
 
     instance     random names of this database in its tags       primary key
     content      scripts and environments                         by digest; jobs refer to it
-    job          job as submitted; `changed`: as modified since   primary key
+    job          jobs as submitted, and as modified since         primary key
     task         state of each task of a job                      checks: state; `ended` iff final
     attempt      each try in a manager; also the outbox           a single live attempt per task
     licence      tokens of each licence, total and leased         check: leased within the total
@@ -32,5 +32,5 @@
 `bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
 `audit`, `daily_use`, `leases`, `outbox`, `reservations` and `cluster_info` encode their parts.
 `reports` reads sums by day, and of longer periods from `period_use`. `integrity` checks a database,
-with `replay`; `pruning` deletes old rows.
+with `replay`; `pruning` deletes old rows. `downgrade` takes the tables back to an earlier schema.
 """

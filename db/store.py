@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
-from metasched.active_until import ActiveUntil
 from metasched.db.schema import REVISION, metadata
 from metasched.errors import UserError
 from metasched.times.active_until import ActiveUntil

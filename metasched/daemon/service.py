@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from metasched.adapters.protocol import FIRST_CURSOR
-from metasched.clock import ClockStepDetector
 from metasched.config.settings import Settings
 from metasched.core.events import (
     ClockSet,

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine, text
 
-from metasched.db.backends import database_from_url
 from metasched.db.daily_use import day_of
 from metasched.db.ledger import Ledger
 from metasched.db.period_use import PeriodPass
@@ -19,6 +18,7 @@ from metasched.db.reports import ReportKey, ReportKind, ReportQuery
 from tests.bench.conftest import Record
 from tests.conftest import require
 from tests.harness.counted_history import count_history
+from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server, missing
 
 JOBS = int(os.environ.get("METASCHED_BENCH_JOBS", "1000000"))

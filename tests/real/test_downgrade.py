@@ -129,6 +129,8 @@ def test_a_dump_goes_up_and_down_again_unchanged(
         assert drops == [
             Drop("attempt", "nice", 0),
             Drop("cluster", "seen", 1),
+            Drop("job", "colour", 0),
+            Drop("note", None, 0),
             Drop("remark", None, 1),
         ]
         assert database.schema_revision() == FIRST
@@ -145,19 +147,28 @@ def test_nothing_changes_unless_it_is_confirmed(upgraded: Database) -> None:
         return False
 
     assert downgrade(upgraded, FIRST, decline) is None
-    assert len(shown) == 3
+    assert len(shown) == 5
     assert read(upgraded, stored_rows) == before
     assert read(upgraded, schema_of) == schema
     assert upgraded.schema_revision() == NEXT_REVISION
 
 
-@pytest.mark.parametrize("state", ["dispatching", "pending", "running", "suspended", "unknown"])
+@pytest.mark.parametrize(
+    ("statement", "part"),
+    [
+        ("UPDATE attempt SET nice = 5", r"attempt\.nice"),
+        ("UPDATE job SET colour = 'red'", r"job\.colour"),
+        (f"INSERT INTO note VALUES ({DUMP['job']['id']}, 'x')", "note"),
+    ],
+)
+@pytest.mark.parametrize("state", ["dispatching", "running", "unknown"])
 def test_what_dispatched_jobs_need_is_not_dropped(
-    upgraded: Database, alter: Callable[[str], None], state: str
+    upgraded: Database, alter: Callable[[str], None], state: str, statement: str, part: str
 ) -> None:
-    alter(f"UPDATE attempt SET nice = 5, state = '{state}'")
+    alter(f"UPDATE attempt SET state = '{state}'")
+    alter(statement)
     before = read(upgraded, stored_rows)
-    with pytest.raises(StoreError, match=r"schema s0001 has no attempt\.nice, .* 1 rows .* wait"):
+    with pytest.raises(StoreError, match=rf"schema s0001 has no {part}, .* 1 rows .* wait until"):
         downgrade(upgraded, FIRST, accept)
     assert read(upgraded, stored_rows) == before
     assert upgraded.schema_revision() == NEXT_REVISION

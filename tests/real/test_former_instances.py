@@ -42,7 +42,6 @@ def test_a_new_database_has_a_name_that_stays(database: Database) -> None:
     assert (list(first[0].values()), first[1]) == ([0], False)
 
 
-
 def test_a_restored_backup_gets_a_name_of_its_own(database: Database) -> None:
     former, _ = start(database, NOW)
     engine = database.open()
