@@ -29,7 +29,6 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import AccountingAnswer, Listing, MissingTask, PolicyExclusions
-from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
 from metasched.paths import NAMED_VARIABLES, drop_in_folder
 
@@ -73,7 +72,7 @@ class Capabilities:
     on_daemon_host: bool = False  # its processors are those of the daemon's host
 
 
-class Submission(msgspec.Struct, rename=STORED_FIELDS["Submission"], frozen=True, kw_only=True):
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A dispatch: tasks of a job, under a single tag, in this manager's own terms.
 
     `job.account`, `.partition`, `.qos` and `.constraint` are translated to the manager's names.
@@ -171,7 +170,7 @@ def least_clock_lead(reported: float, asked_at: float, answered_at: float) -> fl
     return max(reported - answered_at, min(reported + 1.0 - asked_at, 0.0))
 
 
-class Withdrawal(msgspec.Struct, rename=STORED_FIELDS["Withdrawal"], frozen=True, kw_only=True):
+class Withdrawal(msgspec.Struct, frozen=True, kw_only=True):
     """A request to end tasks of a dispatch.
 
     With `only_pending` (a pull, a recall, a hold) a task may be ended only if it certainly has

@@ -76,7 +76,7 @@ _RECORD_END = (
     "}",
 )
 _END = re.compile(r"\nstarted (\d{1,11})\nended (\d{1,3}) (\d{1,11})\n\Z")
-_STARTED, _REVOKED = "began", "revoked"
+_CLAIMED, _REVOKED = "claimed", "revoked"
 _FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
 _GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
 _MAPPED_ACCOUNTS = (
@@ -138,14 +138,14 @@ def claiming_script(
     A background process would ignore SIGINT and SIGQUIT; where env(1) cannot restore them
     (coreutils before 8.31) the script replaces the shell, and no end is recorded.
     """
-    began = f"printf '{_STARTED}\\nstarted %s\\n' \"$(/bin/date +%s)\""
+    claim = f"printf '{_CLAIMED}\\nstarted %s\\n' \"$(/bin/date +%s)\""
     already_started = (
         '[ -O "$_ms_claim" ] && read -r _ms_word 2>/dev/null <"$_ms_claim" && '
-        f'[ "$_ms_word" = {_STARTED} ] && {began} >>"$_ms_claim"'
+        f'[ "$_ms_word" = {_CLAIMED} ] && {claim} >>"$_ms_claim"'
         if restartable
         else "false"
     )
-    create = f'(umask 022; set -C; {began} >"$_ms_claim") 2>/dev/null'
+    create = f'(umask 022; set -C; {claim} >"$_ms_claim") 2>/dev/null'
     lines = [
         "#!/bin/sh",
         "unset _ms_claim _ms_word _ms_script _ms_env _ms_pid _ms_code _ms_early _ms_token",

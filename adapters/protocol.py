@@ -23,7 +23,6 @@ from metasched.model.listing import (
     TaskClaim,
 )
 from metasched.model.refusal_scope import RefusalScope
-from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import ReservationSpec, Survey
 
 # Newest version of these messages that a process knows. The daemon serves workers of the release
@@ -51,7 +50,7 @@ FIRST_CURSOR = "0"  # of `WorkerCall`: no end is stored
 _numbers = itertools.count(1)
 
 
-class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True):
+class WorkerCall(msgspec.Struct, frozen=True):
     """A request to the worker; `operation` determines which other fields are used.
 
     Calls of one owner are executed in the order in which they were written, and calls without an
@@ -98,7 +97,7 @@ class WorkerCall(msgspec.Struct, rename=STORED_FIELDS["WorkerCall"], frozen=True
     time_limit: float | None = None
 
 
-class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=True):
+class ListingDelta(msgspec.Struct, frozen=True):
     """The changes since the previous listing. Times are epoch seconds, see `Listing`."""
 
     taken: float
@@ -117,7 +116,7 @@ class ListingDelta(msgspec.Struct, rename=STORED_FIELDS["ListingDelta"], frozen=
     queue: ListedQueue | None = None  # None: unchanged, or its order is unknown
 
 
-class WorkerReply(msgspec.Struct, rename=STORED_FIELDS["WorkerReply"], frozen=True):
+class WorkerReply(msgspec.Struct, frozen=True):
     """The reply to a call."""
 
     # "": success; "untried": a chained submit that was not executed; "partial": a submit that

@@ -346,7 +346,7 @@ class Supervisor:
             f"signal={signal_number}" if signal_number else f"exit_code={os.WEXITSTATUS(status)}",
             f"cpu_seconds={self.cpu_seconds:.6f}",
             f"max_memory={-(-self.max_memory // 2**20)}",
-            f"word={self.message}",
+            f"reason={self.message}",
         ]
         draft = os.path.join(self.folder, "ended.draft")
         while True:

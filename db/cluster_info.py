@@ -17,7 +17,7 @@ from metasched.model.cluster import ClusterInfo
 def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
     """Return the difference that turns `before` into `after`, as JSON values.
 
-    Keys are stored field names. `gone` and `came` list changed running jobs, `altered` changed
+    Keys are names of fields. `gone` and `came` list changed running jobs, `altered` changed
     partitions. `apply_changes` is the inverse.
     """
     changes: dict[str, Any] = {}
@@ -32,7 +32,7 @@ def changed_fields(before: ClusterInfo, after: ClusterInfo) -> dict[str, Any]:
         elif field.name == "partitions" and [p.name for p in old] == [p.name for p in new]:
             changes["altered"] = [p for previous, p in zip(old, new, strict=True) if p != previous]
         else:
-            changes[field.encode_name] = new
+            changes[field.name] = new
     encoded: dict[str, Any] = msgspec.to_builtins(changes)
     return encoded
 
@@ -45,7 +45,7 @@ def apply_changes(before: ClusterInfo, changes: dict[str, Any]) -> ClusterInfo:
         running = Counter(before.running_jobs)
         running.subtract([(end, cpus) for end, cpus in changes.pop("gone")])
         running.update([(end, cpus) for end, cpus in changes.pop("came")])
-        values["running"] = sorted(running.elements())
+        values["running_jobs"] = sorted(running.elements())
     if "altered" in changes:
         altered = {partition["name"]: partition for partition in changes.pop("altered")}
         values["partitions"] = [altered.get(p["name"], p) for p in values["partitions"]]

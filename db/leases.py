@@ -22,7 +22,6 @@ from metasched.model.licence import (
     LingeringTokens,
     ReturnedLease,
 )
-from metasched.model.stored_names import EVENT_KINDS
 
 
 def _excess(leased: ColumnElement[int], total: ColumnElement[int]) -> ColumnElement[int]:
@@ -181,9 +180,7 @@ def lingering(connection: Connection) -> list[LingeringTokens]:
     if not (rows := connection.execute(query.order_by(lease.c.id)).all()):
         return []
     last_clock_set = (
-        select(func.max(event.c.id))
-        .where(event.c.kind == EVENT_KINDS["ClockSet"])
-        .scalar_subquery()
+        select(func.max(event.c.id)).where(event.c.kind == ClockSet.__name__).scalar_subquery()
     )
     since_earliest = event.c.time >= min(row.until for row in rows)
     times: list[float] = list(

@@ -111,7 +111,6 @@ from metasched.model.licence import LicenceSample
 from metasched.model.notice import DeliveryState, Notice
 from metasched.model.policy_version import PolicyVersion
 from metasched.model.shadow import Shadow, ShadowDecision
-from metasched.model.stored_names import EVENT_KINDS
 from metasched.model.token_scope import OPENED_SESSIONS, TokenScope
 from metasched.times.active_until import boot_time
 
@@ -443,7 +442,7 @@ class Ledger(Writer):
                 {
                     "id": event_id,
                     "time": core_event.time,
-                    "kind": EVENT_KINDS[type(core_event).__name__],
+                    "kind": type(core_event).__name__,
                     "data": self._encode_event(core_event),
                 }
             )

@@ -27,7 +27,6 @@ from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus, Listing
-from metasched.model.stored_names import STORED_FIELDS
 
 DEFAULT_PARTITION = "drmaa"  # partition of jobs that request none
 
@@ -117,7 +116,7 @@ def _licence_values(name: str, count: int) -> dict[str, object]:
     return {"licence": name, "count": count}
 
 
-class _TaskRecord(msgspec.Struct, rename=STORED_FIELDS["_TaskRecord"], frozen=True):
+class _TaskRecord(msgspec.Struct, frozen=True):
     """The last known status of a task, in a journal file."""
 
     tag: str

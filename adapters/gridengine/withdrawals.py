@@ -18,14 +18,12 @@ from msgspec import structs
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.gridengine.commands import IDS_PER_COMMAND, CellCommands, id_lists
 from metasched.adapters.gridengine.listing import OwnJobs, QstatJob, TaskKey
-from metasched.model.adapter_errors import Unreachable
-from metasched.model.stored_names import STORED_FIELDS
 
 _DELETED_MESSAGE = re.compile(r"has deleted job (\d+)")
 _ALREADY_GONE_MESSAGE = re.compile(r"does not exist|already in deletion|has deleted|has registered")
 
 
-class Deletion(msgspec.Struct, rename=STORED_FIELDS["Deletion"], frozen=True):
+class Deletion(msgspec.Struct, frozen=True):
     """A requested deletion of a job.
 
     A job in a reservation is deleted by Grid Engine at the reservation's end. If it runs then it is

@@ -28,13 +28,13 @@ _NUMBER, _TIME = re.compile(r"\d{1,18}"), re.compile(r"\d{1,11}(\.\d{1,20})?")
 _STATE = re.compile("completed|failed|timeout|cancelled|out_of_memory|node_fail")
 _TEXT = re.compile(r"[^\n]{0,10000}")
 _CLAIM_FIELDS = {"pid": re.compile(r"\d{1,9}"), "start": _NUMBER, "boot": _TEXT, "time": _TIME}
-_WITHDRAWN_FIELDS = {"state": _STATE, "word": _TEXT}
+_WITHDRAWN_FIELDS = {"state": _STATE, "reason": _TEXT}
 _END_FIELDS = {
     "state": _STATE,
     "time": _TIME,
     "cpu_seconds": _TIME,
     "max_memory": re.compile(r"\d{1,12}"),
-    "word": _TEXT,
+    "reason": _TEXT,
     "signal": re.compile(r"\d{1,2}"),
     "exit_code": re.compile(r"\d{1,3}"),
 }

@@ -17,32 +17,29 @@ import msgspec
 
 from metasched.model.listing import JobStatus
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS opened (first REAL NOT NULL, boot TEXT NOT NULL);  -- the last boot id
-CREATE TABLE IF NOT EXISTS orders (
-    tag TEXT PRIMARY KEY, head BLOB NOT NULL, script BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS tasks (
-    native INTEGER PRIMARY KEY AUTOINCREMENT,  -- no id is ever used twice
-    tag TEXT NOT NULL, task INTEGER NOT NULL, needs TEXT NOT NULL,
-    ended REAL, row TEXT,  -- both are set when the task ends
+VERSION = 1  # of the tables, in PRAGMA user_version
+SCHEMA = f"""
+BEGIN;
+PRAGMA user_version = {VERSION};
+CREATE TABLE opened (first REAL NOT NULL, boot_id TEXT NOT NULL);  -- the last boot id
+CREATE TABLE submissions (tag TEXT PRIMARY KEY, header BLOB NOT NULL, script BLOB NOT NULL);
+CREATE TABLE tasks (
+    native_id INTEGER PRIMARY KEY AUTOINCREMENT,  -- no id is ever used twice
+    tag TEXT NOT NULL, task INTEGER NOT NULL, requirements TEXT NOT NULL,
+    ended REAL, status TEXT,  -- both are set when the task ends
     UNIQUE (tag, task)
 );
-CREATE TABLE IF NOT EXISTS ends (
+CREATE TABLE ends (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each end that is stored
-    native INTEGER NOT NULL UNIQUE
+    native_id INTEGER NOT NULL UNIQUE
 );
-CREATE TABLE IF NOT EXISTS windows (  -- reservations
+CREATE TABLE windows (  -- reservations
     name TEXT PRIMARY KEY, users TEXT NOT NULL,  -- accounts, separated by commas
-    start REAL NOT NULL, until REAL NOT NULL, cpus INTEGER NOT NULL
+    start REAL NOT NULL, "end" REAL NOT NULL, cpus INTEGER NOT NULL
 );
-CREATE INDEX IF NOT EXISTS open_tasks ON tasks (native) WHERE ended IS NULL;
-CREATE INDEX IF NOT EXISTS ended_tasks ON tasks (ended) WHERE ended IS NOT NULL;
-"""
-# of a database that a release without numbers has written
-NUMBER_ENDS = """
-INSERT INTO ends (native) SELECT native FROM tasks
-WHERE ended IS NOT NULL AND native NOT IN (SELECT native FROM ends) ORDER BY ended, native
+CREATE INDEX open_tasks ON tasks (native_id) WHERE ended IS NULL;
+CREATE INDEX ended_tasks ON tasks (ended) WHERE ended IS NOT NULL;
+COMMIT;
 """
 
 
@@ -104,15 +101,22 @@ class QueueStore:
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, check_same_thread=False)
         try:
+            [version] = self._db.execute("PRAGMA user_version").fetchone()
+            [tables] = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if tables and version != VERSION:
+                raise sqlite3.DatabaseError(
+                    f"{path.name} has tables of another release (version {version}, not "
+                    f"{VERSION}); install that release, or move the folder away"
+                )
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(SCHEMA)
+            if not tables:
+                self._db.executescript(SCHEMA)
             with self._db:
                 self._db.execute(
                     "INSERT INTO opened SELECT ?, '' WHERE NOT EXISTS (SELECT * FROM opened)",
                     (time.time(),),
                 )
-                self._db.execute(NUMBER_ENDS)
         except BaseException:
             self._db.close()
             raise
@@ -126,17 +130,18 @@ class QueueStore:
 
     def opened(self) -> tuple[float, str]:
         """Return when the database was first opened (epoch seconds), and the last boot id."""
-        first_opened, boot = self._db.execute("SELECT first, boot FROM opened").fetchone()
+        first_opened, boot = self._db.execute("SELECT first, boot_id FROM opened").fetchone()
         return first_opened, boot
 
     def set_boot(self, boot: str) -> None:
         with self._db:
-            self._db.execute("UPDATE opened SET boot = ?", (boot,))
+            self._db.execute("UPDATE opened SET boot_id = ?", (boot,))
 
     def open_tasks(self) -> Iterator[StoredTask]:
         """Yield the tasks that have not ended in the order of submission."""
         for native_id, tag, index, requirements in self._db.execute(
-            "SELECT native, tag, task, needs FROM tasks WHERE ended IS NULL ORDER BY native"
+            "SELECT native_id, tag, task, requirements FROM tasks "
+            "WHERE ended IS NULL ORDER BY native_id"
         ):
             yield StoredTask(
                 native_id, tag, index, msgspec.json.decode(requirements, type=Requirements)
@@ -144,7 +149,7 @@ class QueueStore:
 
     def native_ids(self, tag: str) -> dict[int, str]:
         """Return the native ids of a submission's tasks by index; empty if it is unknown."""
-        rows = self._db.execute("SELECT task, native FROM tasks WHERE tag = ?", (tag,))
+        rows = self._db.execute("SELECT task, native_id FROM tasks WHERE tag = ?", (tag,))
         return {index: str(native_id) for index, native_id in rows}
 
     def ends_after(self, number: int, limit: int) -> StoredEnds:
@@ -155,26 +160,28 @@ class QueueStore:
         [highest] = self._db.execute("SELECT MAX(number) FROM ends").fetchone()
         number = number if number <= (highest or 0) else 0
         rows = self._db.execute(
-            "SELECT number, row FROM ends JOIN tasks USING (native) WHERE number > ? "
+            "SELECT number, status FROM ends JOIN tasks USING (native_id) WHERE number > ? "
             "ORDER BY number LIMIT ?",
             (number, limit + 1),
         ).fetchall()
-        statuses = [msgspec.json.decode(row, type=JobStatus) for _, row in rows[:limit]]
+        statuses = [msgspec.json.decode(status, type=JobStatus) for _, status in rows[:limit]]
         last = rows[len(statuses) - 1][0] if statuses else number
         return StoredEnds(statuses, last, len(rows) > limit)
 
     def insert(self, submission: NewSubmission) -> list[int]:
         """Store a submission and its tasks; return the native ids of the tasks."""
         tag = submission.tag
-        needs = msgspec.json.encode(submission.requirements).decode()
+        requirements = msgspec.json.encode(submission.requirements).decode()
         native_ids = []
         with self._db:
             self._db.execute(
-                "INSERT INTO orders VALUES (?, ?, ?)", (tag, submission.header, submission.script)
+                "INSERT INTO submissions VALUES (?, ?, ?)",
+                (tag, submission.header, submission.script),
             )
             for index in submission.indices:
                 native_id = self._db.execute(
-                    "INSERT INTO tasks (tag, task, needs) VALUES (?, ?, ?)", (tag, index, needs)
+                    "INSERT INTO tasks (tag, task, requirements) VALUES (?, ?, ?)",
+                    (tag, index, requirements),
                 ).lastrowid
                 assert native_id is not None
                 native_ids.append(native_id)
@@ -183,13 +190,13 @@ class QueueStore:
     def submission(self, tag: str) -> tuple[bytes, bytes]:
         """Return (header, script) of a submission that has not ended."""
         header, script = self._db.execute(
-            "SELECT head, script FROM orders WHERE tag = ?", (tag,)
+            "SELECT header, script FROM submissions WHERE tag = ?", (tag,)
         ).fetchone()
         return header, script
 
     def windows(self) -> dict[str, StoredWindow]:
         """Return the reserved windows by name."""
-        rows = self._db.execute("SELECT name, users, start, until, cpus FROM windows ORDER BY name")
+        rows = self._db.execute('SELECT name, users, start, "end", cpus FROM windows ORDER BY name')
         return {
             name: StoredWindow(tuple(users.split(",")), start, end, cpus)
             for name, users, start, end, cpus in rows
@@ -211,23 +218,26 @@ class QueueStore:
         """Store the final status of tasks by native id; delete submissions that have ended."""
         with self._db:
             self._db.executemany(
-                "UPDATE tasks SET ended = ?, row = ? WHERE native = ?",
+                "UPDATE tasks SET ended = ?, status = ? WHERE native_id = ?",
                 [
                     (status.ended, msgspec.json.encode(status).decode(), native_id)
                     for native_id, status in statuses
                 ],
             )
             self._db.executemany(
-                "INSERT INTO ends (native) VALUES (?)", [(native_id,) for native_id, _ in statuses]
+                "INSERT INTO ends (native_id) VALUES (?)",
+                [(native_id,) for native_id, _ in statuses],
             )
-            self._db.executemany("DELETE FROM orders WHERE tag = ?", [(t,) for t in ended_tags])
+            self._db.executemany(
+                "DELETE FROM submissions WHERE tag = ?", [(t,) for t in ended_tags]
+            )
 
     def delete_ended(self, before: float, limit: int) -> None:
         """Delete at most `limit` tasks that ended before a time (epoch seconds), oldest first."""
         expired = self._db.execute(
-            "SELECT native FROM tasks WHERE ended < ? ORDER BY ended LIMIT ?", (before, limit)
+            "SELECT native_id FROM tasks WHERE ended < ? ORDER BY ended LIMIT ?", (before, limit)
         ).fetchall()
         if expired:
             with self._db:
-                self._db.executemany("DELETE FROM ends WHERE native = ?", expired)
-                self._db.executemany("DELETE FROM tasks WHERE native = ?", expired)
+                self._db.executemany("DELETE FROM ends WHERE native_id = ?", expired)
+                self._db.executemany("DELETE FROM tasks WHERE native_id = ?", expired)

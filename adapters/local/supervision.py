@@ -144,10 +144,10 @@ class Supervision:
             if task.launch_count < MAX_LAUNCHES:
                 return True
             message = f"no supervisor can be started: see {self._folder / 'supervisor.log'}"
-            supervisor.claim(str(folder), f"state=node_fail\nword={message}\n")
+            supervisor.claim(str(folder), f"state=node_fail\nreason={message}\n")
             claim = read_record(folder, "claim") or {}
         if "state" in claim:  # claimed by an adapter, perhaps of an earlier process
-            status = _unstarted_status(task.status, State(claim["state"]), claim["word"])
+            status = _unstarted_status(task.status, State(claim["state"]), claim["reason"])
             self._finish(task, status)
             return False
         self.update_from_claim(task)
@@ -182,7 +182,7 @@ class Supervision:
 
         A supervisor may be about to start the task: the first claim of the folder decides.
         """
-        claim = "state=cancelled\nword=\n"
+        claim = "state=cancelled\nreason=\n"
         if task.launch_decided is not None and not supervisor.claim(
             str(self._table.folder_of(task)), claim
         ):
@@ -234,5 +234,5 @@ def _ended_status(status: JobStatus, end_record: Mapping[str, str]) -> JobStatus
         signal=int(end_record["signal"]) if "signal" in end_record else None,
         cpu_seconds=float(end_record["cpu_seconds"]),
         max_memory=int(end_record["max_memory"]),
-        manager_reason=end_record["word"],
+        manager_reason=end_record["reason"],
     )

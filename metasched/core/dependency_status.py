@@ -10,7 +10,6 @@ import msgspec
 
 from metasched.model.arrays import parse_array
 from metasched.model.dependencies import DependencyTarget, DependencyTerm
-from metasched.model.stored_names import STORED_FIELDS
 
 
 class DependencyStatus(Enum):
@@ -21,7 +20,7 @@ class DependencyStatus(Enum):
     NEVER_SATISFIED = "can never be met"
 
 
-class TargetSummary(msgspec.Struct, rename=STORED_FIELDS["TargetSummary"], frozen=True):
+class TargetSummary(msgspec.Struct, frozen=True):
     """Ended tasks of a target, as stored in an event."""
 
     target: DependencyTarget

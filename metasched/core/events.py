@@ -27,7 +27,6 @@ from metasched.model.limits import LimitChange, LimitScope, LimitSettings, Limit
 from metasched.model.listing import ClaimEnd, JobStatus, MissingTask, TaskClaim
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.reservation import Reservation
-from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.tuning import TuningChange, TuningState
 from metasched.policies.classify import HeuristicContribution
 from metasched.policies.eligible import Ineligibility
@@ -35,7 +34,7 @@ from metasched.policies.policy import Policy
 from metasched.policies.shadow import Observation
 
 
-class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], frozen=True):
+class DaemonStarted(msgspec.Struct, frozen=True):
     """The daemon started or re-read its policy. The state of every cluster is unknown again."""
 
     time: float
@@ -61,7 +60,7 @@ class DaemonStarted(msgspec.Struct, rename=STORED_FIELDS["DaemonStarted"], froze
     former_acts_until: float = 0.0
 
 
-class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
+class JobSubmitted(msgspec.Struct):
     """A job was accepted."""
 
     time: float
@@ -69,7 +68,7 @@ class JobSubmitted(msgspec.Struct, rename=STORED_FIELDS["JobSubmitted"]):
     target_summaries: tuple[TargetSummary, ...] = ()  # of the jobs that it depends on
 
 
-class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], frozen=True):
+class DispatchStarted(msgspec.Struct, frozen=True):
     """A dispatch may reach its manager from now on; stored just before the call."""
 
     time: float
@@ -78,7 +77,7 @@ class DispatchStarted(msgspec.Struct, rename=STORED_FIELDS["DispatchStarted"], f
     fence: str = ""  # folder of its claims, with an unguessable name; "": none
 
 
-class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"], frozen=True):
+class DispatchAccepted(msgspec.Struct, frozen=True):
     """The manager accepted a dispatch."""
 
     time: float
@@ -91,7 +90,7 @@ class DispatchAccepted(msgspec.Struct, rename=STORED_FIELDS["DispatchAccepted"],
     reason: str = ""  # why tasks are untried or uncertain
 
 
-class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"], frozen=True):
+class DispatchRejected(msgspec.Struct, frozen=True):
     """The manager certainly did not accept a dispatch."""
 
     time: float
@@ -102,7 +101,7 @@ class DispatchRejected(msgspec.Struct, rename=STORED_FIELDS["DispatchRejected"],
     scope: RefusalScope = "cluster"  # of `retry_later`: the jobs for which the manager is full
 
 
-class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"], frozen=True):
+class DispatchUncertain(msgspec.Struct, frozen=True):
     """The result of a dispatch is unknown; listings will decide."""
 
     time: float
@@ -111,14 +110,14 @@ class DispatchUncertain(msgspec.Struct, rename=STORED_FIELDS["DispatchUncertain"
     reason: str
 
 
-class DispatchSkipped(msgspec.Struct, rename=STORED_FIELDS["DispatchSkipped"], frozen=True):
+class DispatchSkipped(msgspec.Struct, frozen=True):
     """Dispatches were dropped before the call: their cluster is unreachable or full."""
 
     time: float
     dispatches: tuple[tuple[int, int], ...]  # (job, dispatch id)
 
 
-class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
+class ListingReceived(msgspec.Struct):
     """A complete listing arrived, as the difference from the previous listing.
 
     It proves the absence of tasks that were dispatched in `since`..`until` and are not listed.
@@ -151,7 +150,7 @@ class ListingReceived(msgspec.Struct, rename=STORED_FIELDS["ListingReceived"]):
     not_withdrawn: tuple[tuple[str, int], ...] = ()
 
 
-class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceived"], frozen=True):
+class AccountingReceived(msgspec.Struct, frozen=True):
     """A manager's accounting answered a query about missing tasks; see `AccountingAnswer`."""
 
     time: float
@@ -160,7 +159,7 @@ class AccountingReceived(msgspec.Struct, rename=STORED_FIELDS["AccountingReceive
     never_started: tuple[tuple[str, int], ...] = ()  # (tag, index)
 
 
-class ClaimsRevoked(msgspec.Struct, rename=STORED_FIELDS["ClaimsRevoked"], frozen=True):
+class ClaimsRevoked(msgspec.Struct, frozen=True):
     """The daemon tried to revoke claims."""
 
     time: float
@@ -182,7 +181,7 @@ class ClusterUnreachable(msgspec.Struct, frozen=True):
 UserAction = Literal["cancel", "hold", "release", "requeue", "lost", "ran"]
 
 
-class UserRequested(msgspec.Struct, rename=STORED_FIELDS["UserRequested"], frozen=True):
+class UserRequested(msgspec.Struct, frozen=True):
     """A user requested an action on tasks of a job.
 
     By `lost` and `ran` an operator resolves tasks that are `unknown`.
@@ -206,7 +205,7 @@ class RequeuedTask(msgspec.Struct, frozen=True):
     attempts: int  # number of attempts so far
 
 
-class JobRequeued(msgspec.Struct, rename=STORED_FIELDS["JobRequeued"], frozen=True):
+class JobRequeued(msgspec.Struct, frozen=True):
     """A user requeued ended tasks. The core may have forgotten the job, which is included."""
 
     time: float
@@ -218,7 +217,7 @@ class JobRequeued(msgspec.Struct, rename=STORED_FIELDS["JobRequeued"], frozen=Tr
     target_summaries: tuple[TargetSummary, ...] = ()  # as in `JobSubmitted`
 
 
-class JobModified(msgspec.Struct, rename=STORED_FIELDS["JobModified"], frozen=True):
+class JobModified(msgspec.Struct, frozen=True):
     """A user modified a job."""
 
     time: float
@@ -314,7 +313,7 @@ class TimerExpired(msgspec.Struct, frozen=True):
     time: float
 
 
-class ClockSet(msgspec.Struct, rename=STORED_FIELDS["ClockSet"], frozen=True):
+class ClockSet(msgspec.Struct, frozen=True):
     """The wall clock was set."""
 
     time: float

@@ -20,15 +20,12 @@ from metasched.model.fair_share import ShareTree, ShareUse
 from metasched.model.job import Job
 from metasched.model.licence import Lease, LicenceCount, LingeringTokens
 from metasched.model.reservation import Reservation
-from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.tuning import TuningState
 
 _ARRAY, _MAP = b"\xdd", b"\xdf"  # of msgpack; the number of items follows in four bytes
 
 
-class RecoveredState(
-    msgspec.Struct, rename=STORED_FIELDS["RecoveredState"], frozen=True, kw_only=True
-):
+class RecoveredState(msgspec.Struct, frozen=True, kw_only=True):
     """The stored state of the core."""
 
     tasks: list[Task]  # open tasks, without those of `remainders`
@@ -59,7 +56,7 @@ class RecoveredState(
         fields = structs.fields(self)
         packed = [compressor.compress(_MAP + len(fields).to_bytes(4, "big"))]
         for field in fields:
-            packed.append(compressor.compress(encode(field.encode_name)))
+            packed.append(compressor.compress(encode(field.name)))
             value = getattr(self, field.name)
             if not isinstance(value, list):
                 packed.append(compressor.compress(encode(value)))

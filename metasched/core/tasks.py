@@ -15,7 +15,6 @@ import msgspec
 
 from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.model.job import Job, State
-from metasched.model.stored_names import STORED_FIELDS
 
 TaskId = tuple[int, int]  # job, index
 
@@ -47,7 +46,7 @@ class WithdrawalMode(Enum):
 IF_PENDING_INTENTS = frozenset({Intent.HOLD, Intent.PULL, Intent.RECALL, Intent.YIELD})
 
 
-class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
+class Attempt(msgspec.Struct):
     """An attempt to run a task in a manager. Times are epoch seconds."""
 
     number: int  # 1 for the first attempt of the task
@@ -143,7 +142,7 @@ class Attempt(msgspec.Struct, rename=STORED_FIELDS["Attempt"]):
             self.withdrawal_requested += step
 
 
-class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
+class PastAttempt(msgspec.Struct):
     """An attempt of an earlier dispatch of a task. Its manager may list it again."""
 
     cluster: str
@@ -155,7 +154,7 @@ class PastAttempt(msgspec.Struct, rename=STORED_FIELDS["PastAttempt"]):
     licence_choice: int | None = None  # as that of `Attempt`
 
 
-class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
+class EndedTask(msgspec.Struct):
     """Record of an ended task, kept in case a manager lists an attempt of it again."""
 
     state: State
@@ -163,7 +162,7 @@ class EndedTask(msgspec.Struct, rename=STORED_FIELDS["EndedTask"]):
     past_attempts: dict[int, PastAttempt]  # by dispatch id
 
 
-class Task(msgspec.Struct, rename=STORED_FIELDS["Task"]):
+class Task(msgspec.Struct):
     """An open task of a job."""
 
     job: Job  # of alternative licences it has those of its attempt; queued, the first

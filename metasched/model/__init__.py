@@ -22,9 +22,6 @@ calendar              acts that recur
 audit                 audit records and their kinds
 mail, mail_types      mails that the owner of a job wants
 notice                a fact that a mail or webhook reports
-stored_names          stored spellings of renamed fields
-units                 durations, times, memory, counts as users write them
-adapter_errors        what calls of an adapter raise
 """
 
 from importlib import import_module

@@ -11,12 +11,11 @@ from msgspec import structs
 
 from metasched.model.host_lists import cluster_hosts, compressed_hosts, find_host
 from metasched.model.job import require_positive
-from metasched.model.stored_names import STORED_FIELDS
 
 MAX_CALL_TIMEOUT = 600.0  # seconds; longest answer of a worker that a site may wait for
 
 
-class Cluster(msgspec.Struct, rename=STORED_FIELDS["Cluster"], frozen=True, kw_only=True):
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A cluster as the site configures it; its manager reports `ClusterInfo`."""
 
     name: str
@@ -201,7 +200,7 @@ class Associations(msgspec.Struct, frozen=True, kw_only=True):
     users: Mapping[str, UserAccounts]  # by name in lower case
 
 
-class ClusterInfo(msgspec.Struct, rename=STORED_FIELDS["ClusterInfo"]):
+class ClusterInfo(msgspec.Struct):
     """State of a cluster as its manager reports it, reduced to the needs of decisions.
 
     Pending jobs are jobs of any user that could start: not held, dependencies met. Built at each

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from metasched.model.stored_names import STORED_FIELDS
-
 LICENCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 MAX_TOKENS = 1_000_000_000  # tokens: fits every database's integers
 
@@ -108,7 +106,7 @@ class ReturnedLease:
     lingering_until: Mapping[str, float] = field(default_factory=dict)
 
 
-class LingeringTokens(msgspec.Struct, rename=STORED_FIELDS["LingeringTokens"], frozen=True):
+class LingeringTokens(msgspec.Struct, frozen=True):
     """Returned tokens that still count as in use for some time."""
 
     licence: str

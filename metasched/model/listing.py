@@ -9,10 +9,9 @@ from msgspec import structs
 
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import State
-from metasched.model.stored_names import STORED_FIELDS
 
 
-class JobStatus(msgspec.Struct, rename=STORED_FIELDS["JobStatus"]):
+class JobStatus(msgspec.Struct):
     """One row of a manager's listing: the status of a task that metasched dispatched.
 
     Rows that differ in `expected` alone are equal. Not frozen: listings have thousands of rows,
@@ -121,7 +120,7 @@ class PolicyExclusions(msgspec.Struct, frozen=True):
     reason: str  # of the last of them; "": there is none
 
 
-class MissingTask(msgspec.Struct, rename=STORED_FIELDS["MissingTask"], frozen=True):
+class MissingTask(msgspec.Struct, frozen=True):
     """A dispatched task that is missing from a complete listing. Times are epoch seconds."""
 
     tag: str
@@ -153,7 +152,7 @@ class ClaimEnd:
     exit_code: int  # 128 + number of the signal that ended it
 
 
-class AccountingAnswer(msgspec.Struct, rename=STORED_FIELDS["AccountingAnswer"], frozen=True):
+class AccountingAnswer(msgspec.Struct, frozen=True):
     """Records of a manager's accounting about missing tasks; it may omit tasks."""
 
     rows: tuple[JobStatus, ...] = ()  # tasks that have ended

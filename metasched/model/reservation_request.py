@@ -11,10 +11,8 @@ from math import isfinite, nextafter
 
 import msgspec
 
-from metasched.model.stored_names import STORED_FIELDS
 
-
-class ReservationRequest(msgspec.Struct, rename=STORED_FIELDS["ReservationRequest"], frozen=True):
+class ReservationRequest(msgspec.Struct, frozen=True):
     """Sizes and durations requested within [ready, deadline].
 
     The four kinds of the source are special cases, made by the four class methods. ValueError if

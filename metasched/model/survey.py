@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from metasched.model.stored_names import STORED_FIELDS
-
 Span = tuple[float, float]  # start, end
 
 
@@ -48,7 +46,7 @@ class ManagerReservation:
     size: int | None = None  # reported for pools only
 
 
-class Survey(msgspec.Struct, rename=STORED_FIELDS["Survey"], frozen=True):
+class Survey(msgspec.Struct, frozen=True):
     """Use of a cluster's nodes over time as its manager reports it.
 
     A manager that reserves processors and chooses the nodes itself reports `pools` and no `nodes`.

@@ -156,8 +156,8 @@ def cell_tags(cell: Cell) -> Iterable[str]:
 def local_tags(queue_folder: Path) -> Iterator[str]:
     """Yield the tags of all queued and running tasks of a local cluster."""
     with closing(sqlite3.connect(queue_folder / "queue.db")) as queue:
-        for native, tag in queue.execute("SELECT native, tag FROM tasks WHERE ended IS NULL"):
-            folder = queue_folder / "jobs" / str(native)
+        for native_id, tag in queue.execute("SELECT native_id, tag FROM tasks WHERE ended IS NULL"):
+            folder = queue_folder / "jobs" / str(native_id)
             # an end that is not in the queue yet is read from here at the next start
             claim = read_record(folder, "claim") or {}
             if "state" not in claim and not read_record(folder, "ended"):

@@ -336,8 +336,10 @@ class LocalReservations(ReservableCluster):
         return list(self.locations)
 
     def reservation_of_job(self, native_job: str) -> str:
-        [(needs,)] = self._execute("SELECT needs FROM tasks WHERE native = ?", int(native_job))
-        reservation = json.loads(needs)["reservation"]
+        [(requirements,)] = self._execute(
+            "SELECT requirements FROM tasks WHERE native_id = ?", int(native_job)
+        )
+        reservation = json.loads(requirements)["reservation"]
         assert isinstance(reservation, str)
         return reservation
 

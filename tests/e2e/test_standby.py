@@ -95,7 +95,7 @@ def test_a_worker_that_hung_with_its_daemon_submits_nothing_later(
         first.until(lambda: unread_calls(worker) == 0)
         worker.suspend()  # and polls are rare
         job = first.submit("-o", "/dev/null", "--wrap", f"echo ran >>'{ran}'")
-        begun = "SELECT count(*) FROM event WHERE kind = 'tried'"
+        begun = "SELECT count(*) FROM event WHERE kind = 'DispatchStarted'"
         database = url.partition("?")[0].rpartition("/")[2]
         first.until(lambda: postgresql_server.sql(begun, database) == "1", patience=30)
         first.until(lambda: unread_calls(worker) > 0, patience=30)

@@ -108,7 +108,7 @@ def test_the_claim_of_another_account_proves_nothing(tmp_path: Path) -> None:
     claim = TaskClaim(fence, "ms-cafe-1-1", 0, user=A)
     assert revoke_claim(TaskClaim(fence, "ms-cafe-1-1", 1, False, A))  # creates the folder
     path = Path(fence, "task.0")
-    path.write_text("began\nstarted 7\nended 3 9\n")
+    path.write_text("claimed\nstarted 7\nended 3 9\n")
     os.chown(path, uid_of(B), -1)
     with pytest.raises(FenceError, match="not to the job's owner"):
         revoke_claim(claim)

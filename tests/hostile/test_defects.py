@@ -150,14 +150,12 @@ def test_a_request_on_which_the_core_fails_changes_nothing(
 
 GARBAGE = """
 import itertools, os, sys
-from metasched.processes.frames import read_frames, write_frame
-messages = read_frames(sys.stdin.buffer)
-next(messages)  # the boot
-rows = '{{"news":{{"taken":1.0,"since":0.0,"until":1.0,"rows":[{}],"full":true}}}}'
+sys.stdin.readline()  # the boot
+rows = '{{"delta":{{"taken":1.0,"since":0.0,"until":1.0,"rows":[{}],"full":true}}}}'
 row = '{{"tag":{},"task":{},"native_id":"1","state":"running","started":{},"exit_code":{}}}'
 lines = [
-    b"\\xff\\xfe\\x00", b"", b"{}", b"null", b"[]", b"[" * 100_000, b'{"news":{}}',
-    b'{"news":{"taken":1e999,"since":0,"until":0,"full":true}}',
+    b"\\xff\\xfe\\x00", b"", b"{}", b"null", b"[]", b"[" * 100_000, b'{"delta":{}}',
+    b'{"delta":{"taken":1e999,"since":0,"until":0,"full":true}}',
     rows.format(row.format('"ms-x-1-1"', 0, "1e308", 0)).encode(),
     rows.format(row.format('"ms-x-' + "9" * 24 + '-1"', "9" * 24, 0, 0)).encode(),
     rows.format(row.format('"\\\\u0000\\\\ud800"', -1, -1, "9" * 18)).encode(),

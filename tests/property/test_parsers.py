@@ -243,7 +243,7 @@ def test_any_readable_job_of_a_cell_can_be_used(xml: str) -> None:
     encode_rows([], info)
 
 
-CLAIM = "began\nstarted 7\nended 3 9\n"
+CLAIM = "claimed\nstarted 7\nended 3 9\n"
 
 
 @examples(60)

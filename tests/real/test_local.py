@@ -530,7 +530,7 @@ def test_after_a_restart_of_the_host_nothing_runs_and_nothing_is_repeated(site: 
     unclaimed.mkdir()
     (unclaimed / "spec").write_bytes(b"")
     with sqlite3.connect(site.folder / "queue.db") as database:
-        database.execute("UPDATE opened SET boot = 'another'")
+        database.execute("UPDATE opened SET boot_id = 'another'")
     database.close()
     site.adapter = site.new()
     row = site.wait_end(begun)

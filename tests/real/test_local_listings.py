@@ -24,15 +24,6 @@ from metasched.model.tags import tag_of
 
 INSTANCE = "abc123"
 NEEDS = Requirements(cpus=1, counts={}, estimated=60.0, limit=None, key=1.0)
-# tables of the release before, which numbers no ends
-FORMER_TABLES = """
-CREATE TABLE opened (first REAL NOT NULL, boot TEXT NOT NULL);
-CREATE TABLE orders (tag TEXT PRIMARY KEY, head BLOB NOT NULL, script BLOB NOT NULL);
-CREATE TABLE tasks (
-    native INTEGER PRIMARY KEY AUTOINCREMENT, tag TEXT NOT NULL, task INTEGER NOT NULL,
-    needs TEXT NOT NULL, ended REAL, row TEXT, UNIQUE (tag, task)
-);
-"""
 
 
 def final_status(job: int, native_id: int, instance: str = INSTANCE) -> JobStatus:
@@ -196,26 +187,21 @@ def test_numbers_are_not_used_twice(folder: Path) -> None:
         assert len(ends.statuses) == 1
 
 
-def test_a_database_of_the_release_before_is_upgraded(folder: Path) -> None:
-    with closing(sqlite3.connect(folder / "queue.db")) as former:
-        former.executescript(FORMER_TABLES)
-        former.execute("INSERT INTO opened VALUES (?, 'boot')", (time.time() - 100,))
-    cursor = FIRST_CURSOR
-    for first in (1, 11):  # the second time that release was started again in between
-        with closing(sqlite3.connect(folder / "queue.db")) as former, former:
-            for native_id in range(first, first + 3):
-                status = final_status(native_id, native_id)
-                former.execute(
-                    "INSERT INTO tasks (native, tag, task, needs, ended, row) "
-                    "VALUES (?, ?, 0, ?, ?, ?)",
-                    (
-                        *(native_id, status.tag, msgspec.json.encode(NEEDS).decode()),
-                        *(status.ended, msgspec.json.encode(status).decode()),
-                    ),
-                )
-        worker = Worker(folder, cursor)
-        assert worker.jobs() == [first, first + 1, first + 2]
-        cursor = worker.close() or ""
+def test_a_database_of_another_release_is_refused_and_not_changed(folder: Path) -> None:
+    path = folder / "queue.db"
+    for version in (0, 2):
+        with closing(sqlite3.connect(path)) as other:
+            other.executescript(
+                f"CREATE TABLE IF NOT EXISTS tasks (id INTEGER); PRAGMA user_version = {version}"
+            )
+        stored = path.read_bytes()
+        with pytest.raises(Unreachable) as refused:
+            Worker(folder).adapter.poll()
+        assert refused.value.reason == (
+            f"{folder}: queue.db has tables of another release (version {version}, not 1); "
+            "install that release, or move the folder away"
+        )
+        assert path.read_bytes() == stored
 
 
 def test_a_second_worker_is_refused_before_it_reads(folder: Path) -> None:

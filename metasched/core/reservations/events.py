@@ -11,7 +11,6 @@ import msgspec
 from metasched.model.calendar import CalendarLimit
 from metasched.model.reservation import Reservation
 from metasched.model.reservation_request import ReservationRequest
-from metasched.model.stored_names import STORED_FIELDS
 from metasched.model.survey import Survey
 
 
@@ -23,9 +22,7 @@ class SurveyReceived(msgspec.Struct, frozen=True):
     survey: Survey
 
 
-class ReservationRequested(
-    msgspec.Struct, rename=STORED_FIELDS["ReservationRequested"], frozen=True
-):
+class ReservationRequested(msgspec.Struct, frozen=True):
     """A user requests a reservation."""
 
     time: float

@@ -42,7 +42,6 @@ from metasched.model.fair_share import FairShareSettings
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
 from metasched.model.limits import LimitSettings
-from metasched.model.stored_names import EVENT_KINDS
 from metasched.policies.eligible import PERMANENT_REASONS, find_ineligibility
 from metasched.policies.local.queueing import LocalPolicy
 from metasched.policies.local.registry import check_policy_name, make_excludable
@@ -183,7 +182,7 @@ def _read_site(connection: Connection, since: float, until: float) -> _Site:
         (row.id, msgspec.json.decode(row.data, type=DaemonStarted))
         for row in connection.execute(
             select(event.c.id, event.c.data)
-            .where(event.c.kind == EVENT_KINDS["DaemonStarted"], event.c.time <= until)
+            .where(event.c.kind == DaemonStarted.__name__, event.c.time <= until)
             .order_by(event.c.id)
         )
     ]
@@ -281,7 +280,7 @@ def _read_drains(
     in_force: dict[str, ClusterDrained | ClusterResumed] = {}
     within: list[ClusterDrained | ClusterResumed] = []
     kinds: dict[str, type[ClusterDrained | ClusterResumed]] = {
-        EVENT_KINDS[kind.__name__]: kind for kind in (ClusterDrained, ClusterResumed)
+        kind.__name__: kind for kind in (ClusterDrained, ClusterResumed)
     }
     query = select(event.c.kind, event.c.data).where(event.c.kind.in_(kinds), event.c.time <= until)
     for row in connection.execute(query.order_by(event.c.id)):
@@ -300,7 +299,7 @@ def _foreign_use(connection: Connection, since: float, until: float) -> Iterator
     """Yield how much jobs used that metasched did not send; they are not simulated."""
     seconds = 0.0
     query = select(event.c.data).where(
-        event.c.kind == EVENT_KINDS["UseReported"], event.c.time >= since, event.c.time <= until
+        event.c.kind == UseReported.__name__, event.c.time >= since, event.c.time <= until
     )
     for data in connection.execute(query, execution_options=_IN_PORTIONS).scalars():
         reported = msgspec.json.decode(data, type=UseReported)
