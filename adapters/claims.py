@@ -11,8 +11,7 @@ exit code and time are appended to the claim: evidence where the manager has for
         claims-<secret>/   mode 1733, the daemon's: one dispatch
           task.<index>     of the job's owner (started) or the daemon (revoked)
 
-Only the script of the dispatch holds the secret. No message of this module contains it. Releases
-before kept claims at `fence_dir/17/<tag>.<task>`; these can still be revoked.
+Only the script of the dispatch holds the secret. No message of this module contains it.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ _RECORD_END = (
 _END = re.compile(r"\nstarted (\d{1,11})\nended (\d{1,3}) (\d{1,11})\n\Z")
 _CLAIMED, _REVOKED = "claimed", "revoked"
 _FENCE_MODE, _DISPATCH_MODE = 0o711, 0o1733
-_GROUP = re.compile(r"(jobs-)?\d+")  # without a prefix: of the release before
+_GROUP = re.compile(r"jobs-\d+")
 _MAPPED_ACCOUNTS = (
     "root_squash and mapped uids cannot be used: "
     "let a daemon with an account of its own serve that filesystem, or name another fence_dir"
@@ -273,8 +272,7 @@ def check_fence(fence_dir: str) -> None:
 
 
 def _claim_name(claim: TaskClaim) -> str:
-    stem = _CLAIM_STEM if is_claim_folder(claim.fence) else claim.tag
-    return f"{stem}.{claim.task}"
+    return f"{_CLAIM_STEM}.{claim.task}"
 
 
 def _owner_uid(claim: TaskClaim) -> int:
@@ -302,23 +300,20 @@ def _is_revoked(folder: int, name: str, tag: str, owner: int) -> bool:
 
 def fence_dir_of(claim: TaskClaim) -> Path:
     """Return the `fence_dir` of a claim; nothing is opened."""
-    path = Path(claim.fence)
-    return path.parent.parent if is_claim_folder(claim.fence) else path
+    return Path(claim.fence).parent.parent
 
 
 @contextmanager
 def _claim_folder(claim: TaskClaim) -> Iterator[int]:
     """Open the folder of a claim; it and its parents must be the daemon's."""
     fence_dir, path = fence_dir_of(claim), Path(claim.fence)
-    if is_claim_folder(claim.fence):
-        if not claim.accepted:
-            _create_claim_folder(path)
-        names = [path.parent.name, path.name]
-    else:
-        names = [str(int(claim.tag.split("-")[2]) // _JOBS_PER_FOLDER)]
+    if not is_claim_folder(claim.fence):  # no payload would look for a claim there
+        raise FenceError(f"{claim.fence} is not the folder of a dispatch's claims")
+    if not claim.accepted:
+        _create_claim_folder(path)
     descriptor = os.open(fence_dir, _OPEN_FOLDER)
     try:
-        for name in names:
+        for name in (path.parent.name, path.name):
             child = os.open(name, _OPEN_FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = child
@@ -335,7 +330,7 @@ def _create_claim_folder(path: Path) -> None:
         fence_dir_fd = _open_fence_dir(fence_dir)
         try:
             if stat.S_IMODE(os.fstat(fence_dir_fd).st_mode) != _FENCE_MODE:
-                os.fchmod(fence_dir_fd, _FENCE_MODE)  # the release before asked for 0700 or 1777
+                os.fchmod(fence_dir_fd, _FENCE_MODE)  # the site may have given it another
             _set_foreign_entry_aside(fence_dir_fd, group)
             if _make_folder(fence_dir_fd, group, _FENCE_MODE, fence_dir):
                 _delete_expired_groups(fence_dir_fd)

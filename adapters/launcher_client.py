@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
-from metasched.processes.commands import CommandResult, wait_for_result
+from metasched.adapters.commands import CommandResult, wait_for_result
+from metasched.adapters.errors import Refused, SiteFault, Unreachable
+from metasched.launcher import MISMATCH_REMEDY, PROTOCOL
 
-PROTOCOL = 2  # of messages to the launcher, see `metasched/launcher.py`
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 
 # A call that executes several commands starts another only if so many seconds of its time remain
@@ -304,11 +304,11 @@ def _read_reply(connection: socket.socket, timeout: float) -> dict[str, int]:
     except OSError as error:
         raise Unreachable(f"the launcher: {error}") from None
     reply: dict[str, Any] = json.loads(received)
-    if "protocol" not in reply:
-        # its refusals may be faults of the site
+    if reply.get("protocol") != PROTOCOL:
+        # what it says of the request may mean something else
         raise SiteFault(
-            f"the launcher has protocol 1, this daemon {PROTOCOL}; "
-            "restart the launcher with the daemon's release"
+            f"the launcher has protocol {reply.get('protocol')}, this daemon {PROTOCOL}; "
+            f"{MISMATCH_REMEDY}"
         )
     if "fault" in reply:
         raise SiteFault(f"launcher: {reply['fault']}")

@@ -25,9 +25,9 @@ from metasched.model.listing import (
 from metasched.model.refusal_scope import RefusalScope
 from metasched.model.survey import ReservationSpec, Survey
 
-# Newest version of these messages that a process knows. The daemon serves workers of the release
-# before; a worker of a later release is refused. 1: releases that send no version.
-WORKER_PROTOCOL = 2
+# Version of these messages. A cluster may have a Python of its own: a worker of another version is
+# refused, and refuses the daemon.
+WORKER_PROTOCOL = 3
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     instance: str  # of the daemon, part of every tag
     folder: str  # state of this cluster
     launcher: str = ""  # socket of the launcher in site mode
-    protocol: int = 1  # of the daemon
+    protocol: int = 0  # of the daemon; 0: not sent
     former_instances: tuple[str, ...] = ()  # the database is a restored backup of theirs
     # inherited descriptor of `ActiveUntil`; None: no other daemon can become active
     active_until: int | None = None
@@ -63,7 +63,7 @@ class WorkerCall(msgspec.Struct, frozen=True):
         "submit",
         "withdraw",
         "poll",
-        "trace",
+        "accounting",
         "revoke",
         "survey",
         "reserve",
@@ -79,11 +79,11 @@ class WorkerCall(msgspec.Struct, frozen=True):
     withdrawals: tuple[Withdrawal, ...] = ()  # of withdraw
     full: bool = False  # of poll: report the whole listing, not the changes
     # of poll: the cursor behind the stored ends of tasks, where a whole listing begins;
-    # None: a daemon that knows no cursors
+    # None: no ends are stored, each listing has them all
     cursor: str | None = None
     # of poll: `Adapter.update_licence_demand`
     criticality: dict[str, float] = msgspec.field(default_factory=dict)
-    missing: tuple[MissingTask, ...] = ()  # of trace
+    missing: tuple[MissingTask, ...] = ()  # of accounting
     claims: tuple[TaskClaim, ...] = ()  # of revoke
     reservation: ReservationSpec | None = None  # of reserve
     reservation_name: str = ""  # of unreserve
@@ -139,5 +139,5 @@ class WorkerReply(msgspec.Struct, frozen=True):
     ends: dict[int, ClaimEnd] = msgspec.field(default_factory=dict)
     access: str = ""  # how the adapter talks to its manager, if it has a choice
     exclusions: PolicyExclusions | None = None  # `Adapter.exclusions`
-    number: int = 0  # of the call; 0: of the oldest call (a worker of an earlier release)
-    protocol: int = 1  # of the worker
+    number: int = 0  # of the call
+    protocol: int = 0  # of the worker; 0: not sent

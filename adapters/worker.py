@@ -121,7 +121,7 @@ class AdapterHost:
                 case WorkerCall(operation="poll"):
                     self.adapter.update_licence_demand(call.criticality)
                     return self._poll(call)
-                case WorkerCall(operation="trace"):
+                case WorkerCall(operation="accounting"):
                     return WorkerReply(accounting=self.adapter.query_accounting(call.missing))
                 case WorkerCall(operation="revoke"):
                     return self._revoke(call.claims)
@@ -383,9 +383,12 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
     if (message := next(messages, None)) is None:
         return 0  # the daemon could not start this process completely, or has ended
-    boot = msgspec.json.decode(message, type=WorkerBoot)
-    if boot.protocol > WORKER_PROTOCOL:
-        sys.exit(f"metasched: error: {boot.cluster.name}: the daemon is of a later release")
+    boot = msgspec.json.decode(first_line, type=WorkerBoot)
+    if boot.protocol != WORKER_PROTOCOL:
+        sys.exit(
+            f"metasched: error: {boot.cluster.name}: the daemon has protocol {boot.protocol}, this "
+            f"worker {WORKER_PROTOCOL}; install the daemon's release for {sys.executable}"
+        )
     adapter_type = adapter_class(boot.adapter)
     options = msgspec.convert(boot.options, adapter_type.Options)
     _warn_about_fence(boot.cluster)

@@ -26,10 +26,9 @@ are the verbs that the daemon needs on the cluster. The answer is a JSON line wi
     {"refused": reason, "retryable": boolean}    not executed, because of this user or request
     {"fault": reason}                            not executed, because of a fault of the site
 
-A fault never depends on the user, so no user can close a cluster to others. A daemon of the release
-before sends neither "protocol" nor "job"; its answer has no "protocol", and after a fault its
-connection is closed without an answer, since it would take a fault for success. Commands end with
-the launcher and with the connection. Detached commands (supervisors of local jobs) continue.
+A fault never depends on the user, so no user can close a cluster to others. A message of another
+protocol is a fault. Commands end with the launcher and with the connection. Detached commands
+(supervisors of local jobs) continue.
 Standard error has a line for each request. Under systemd the launcher reports that it listens, and
 then that its loop runs.
 """
@@ -58,7 +57,11 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-PROTOCOL = 2  # of messages and answers; 1: the release before
+PROTOCOL = 2  # of messages and answers
+MISMATCH_REMEDY = (
+    "install the same release of both, then restart metasched-launcher.service and "
+    "metasched.service"
+)
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_ARGUMENTS = 10_000
 READ_TIMEOUT = 10.0  # seconds for a whole message
@@ -433,16 +436,18 @@ class LauncherRequest:
 
 
 def parse_message(body: bytes) -> dict[str, Any]:
-    """Parse a message, with `protocol` and `job` also of a daemon that does not send them."""
+    """Parse a message. SiteFault if it has another protocol, and so perhaps other fields."""
     try:
         message = json.loads(body.decode())
     except (ValueError, RecursionError):
         raise LauncherError("the message is no JSON") from None
     if type(message) is not dict:
         raise LauncherError("the message is no JSON object")
-    if "protocol" not in message:
-        return {**message, "protocol": 1, "job": ""}
-    _require_request_type(message["protocol"], int, "protocol")
+    if message.get("protocol") != PROTOCOL:
+        raise SiteFault(
+            f"the daemon has protocol {shorten(message.get('protocol'), 20)}, this launcher "
+            f"{PROTOCOL}; {MISMATCH_REMEDY}"
+        )
     return message
 
 
@@ -451,11 +456,6 @@ def parse_request(message: dict[str, Any], policy: LauncherPolicy) -> LauncherRe
 
     LauncherError for anything that the policy does not permit.
     """
-    if message["protocol"] > PROTOCOL:
-        raise SiteFault(
-            f"the launcher has protocol {PROTOCOL}, the daemon {message['protocol']}; "
-            "restart the launcher with the daemon's release"
-        )
     is_check = message.get("verb") == CHECK
     keys = ["protocol", "cluster", "verb", "arguments"]
     if not is_check:
@@ -731,7 +731,7 @@ def _wait_until_readable(
 
 def serve_connection(connection: socket.socket, policy_file: LauncherPolicyFile) -> None:
     """Read the message of a connection, execute it and write the answer."""
-    message: dict[str, Any] = {"protocol": PROTOCOL}
+    message: dict[str, Any] = {}
     started = time.monotonic()
     answer: dict[str, Any]
     try:
@@ -747,12 +747,7 @@ def serve_connection(connection: socket.socket, policy_file: LauncherPolicyFile)
     except LauncherError as error:
         answer = {"refused": str(error), "retryable": error.retryable}
     log(f"{describe(message)} {json.dumps(answer)} after {time.monotonic() - started:.1f} s")
-    if message["protocol"] < 2:
-        if "fault" in answer:
-            return
-        answer.pop("retryable", None)
-    else:
-        answer["protocol"] = PROTOCOL
+    answer["protocol"] = PROTOCOL
     connection.settimeout(READ_TIMEOUT)
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(answer).encode() + b"\n")

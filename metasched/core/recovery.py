@@ -24,7 +24,7 @@ from metasched.core.user_turns import UserTurns
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import MAX_CALL_TIMEOUT
 from metasched.model.job import State
-from metasched.model.tags import Instances, is_claim_folder
+from metasched.model.tags import Instances
 from metasched.model.tuning import TuningChange, TuningState
 from metasched.policies.configured import make_classifier, make_load_ordering
 from metasched.policies.policy import Policy
@@ -150,8 +150,6 @@ class Recovery:
 
     def apply_daemon_started(self, event: DaemonStarted) -> Iterator[StateChange]:
         """Forget all that the database does not store, so that a restored core is equal."""
-        # releases before stored no `restored`; another name proves it where the events are replayed
-        is_copy = event.restored or self._state.instances.newest not in ("", event.instance)
         self._configure(event)
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
@@ -190,15 +188,11 @@ class Recovery:
             attempt.maybe_withdrawn, attempt.gone_first = True, False
             attempt.last_listed = None
             attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0
-            if is_copy or attempt.dispatched > event.time:
-                attempt.dispatched = 0.0  # copied or clock set back: no listing proves absence
+            if event.restored or attempt.dispatched > event.time:
+                # copied, or the clock was set back: no listing proves absence
+                attempt.dispatched = 0.0
                 self._state.store(task)
             never_tried = attempt.untried
-            is_legacy_claim = attempt.fence and not is_claim_folder(attempt.fence)
-            if is_legacy_claim and is_copy and not never_tried:
-                # its claim has the tag of another instance in its name, which nothing revokes
-                attempt.fence, attempt.revoking = "", False
-                self._state.store(task)
             if (view := self._state.view_of(task)) is not None:
                 view.add_task(task)
                 if attempt.state is State.DISPATCHING:

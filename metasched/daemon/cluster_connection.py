@@ -491,7 +491,7 @@ class ClusterConnection:
         missing = tuple(
             structs.replace(task, user=owner_of(task.tag)) for task in query.missing_tasks
         )
-        reply = await self.worker.call(WorkerCall("trace", missing=missing))
+        reply = await self.worker.call(WorkerCall("accounting", missing=missing))
         if reply.accounting is None:
             log.warning("cluster %s: its accounting does not answer: %s", self.name, reply.reason)
         elif reply.accounting != AccountingAnswer():

@@ -142,8 +142,8 @@ class WorkerProcess:
                 reply = msgspec.json.decode(message, type=WorkerReply)
             except (msgspec.DecodeError, RecursionError) as error:
                 log.error("cluster %s: invalid reply of its worker: %s", self._name, error)
-                return f"its worker sent an invalid reply ({error})"
-            if reply.protocol > WORKER_PROTOCOL:
+                return f"its worker sent an invalid reply ({error}){self._skew_hint}"
+            if reply.protocol != WORKER_PROTOCOL:
                 return (
                     f"its worker has protocol {reply.protocol}, this daemon {WORKER_PROTOCOL}"
                     f"{self._skew_hint}"
@@ -152,8 +152,7 @@ class WorkerProcess:
             self.exclusions = reply.exclusions
             if self.breaker.failures and time.monotonic() - self._started > HEALTHY_AFTER:
                 self.breaker.record_success()
-            unanswered = (number for number, reply in self._expected.items() if not reply.done())
-            expected = self._expected.get(reply.number or next(unanswered, 0))
+            expected = self._expected.get(reply.number)
             if expected is not None and not expected.done():
                 expected.set_result(reply)
 

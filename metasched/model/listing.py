@@ -135,7 +135,7 @@ class MissingTask(msgspec.Struct, frozen=True):
 class TaskClaim:
     """A claim that the payload of a task takes before it starts."""
 
-    fence: str  # folder of the dispatch's claims; of releases before: `fence_dir`
+    fence: str  # folder of the dispatch's claims
     tag: str
     task: int  # index of the task in its job's array
     accepted: bool = True  # the manager confirmed the dispatch, so the folder did exist

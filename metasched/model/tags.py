@@ -19,10 +19,7 @@ _DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
 
 
 def is_claim_folder(fence: str) -> bool:
-    """Return whether `fence` is the folder of one dispatch; else it is a whole `fence_dir`.
-
-    In a whole `fence_dir`, as in the release before, the names of claims contain the tag.
-    """
+    """Return whether `fence` is the folder of one dispatch; before its call it is a `fence_dir`."""
     return _DISPATCH_FOLDER.fullmatch(PurePath(fence).name) is not None
 
 

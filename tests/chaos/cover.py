@@ -159,7 +159,7 @@ _OVER_SLURM = _about(
         ),
         *("SurveyReceived", "AccountingReceived"),
     ),
-    ("survey", "reserve", "unreserve", "trace"),
+    ("survey", "reserve", "unreserve", "accounting"),
 )
 # A manager rejects a reservation only if its nodes were taken between the survey and the request.
 # The runs cannot force that; the tests of the reservation book cover it. No reservation breaks in

@@ -3,9 +3,71 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
 
+import pytest
+
+from metasched.adapters.protocol import WORKER_PROTOCOL
+from metasched.launcher import PROTOCOL
 from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
-from tests.e2e.conftest import Site
+from tests.e2e.conftest import ONE_LOCAL, Site
+from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
+from tests.e2e.two_releases import LICENCE, LOCAL, UpgradedSite
+from tests.harness.accounts import KEEPER, A
+from tests.harness.previous_release import PreviousRelease
+from tests.harness.root_launcher import RootLauncher, launcher_of
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def use(run: Run, folder: Path) -> None:
+    """Use the commands on jobs and resources; each must succeed."""
+
+    def output_of(*arguments: str | Path) -> str:
+        return run(*arguments).stdout
+
+    waiting = output_of("submit", "--parsable", "-t", "5", "--hold", "--wrap", "echo done").strip()
+    output_of("modify", waiting, "--time", "10")
+    output_of("release", waiting)
+    output_of("wait", waiting)
+    assert output_of("output", waiting) == "done\n"
+    [row] = json.loads(output_of("status", waiting, "--json"))
+    assert (row["state"], row["exit_code"]) == ("completed", 0)
+    assert json.loads(output_of("story", waiting, "--json"))
+    array = ("submit", "--parsable", "--array=0-1", "-L", "solver:1", "--wrap", "sleep 600")
+    running = output_of(*array).strip()
+    assert f"{running}" in output_of("explain", running)
+    output_of("hold", running)
+    output_of("cancel", running)
+    for listing in ("clusters", "licences", "reservations"):
+        json.loads(output_of(listing, "--json"))
+    output_of("cluster", "drain", "left")
+    output_of("cluster", "resume", "left")
+
+
+@pytest.fixture
+def upgraded(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
+    new_site = UpgradedSite(tmp_path, previous_release)
+    new_site.configure(LICENCE + LOCAL)
+    try:
+        yield new_site
+    finally:
+        new_site.close()
+
+
+def test_commands_of_the_previous_release_work_with_this_daemon(upgraded: UpgradedSite) -> None:
+    upgraded.upgrade()
+    use(upgraded.run_previous, upgraded.folder)
+
+
+def test_commands_work_with_a_daemon_of_the_previous_release(upgraded: UpgradedSite) -> None:
+    upgraded.start()
+    upgraded.upgraded = True  # the commands, not the daemon
+    use(upgraded.run, upgraded.folder)
 
 
 def answer_to(site: Site, head: str) -> str:
@@ -29,3 +91,64 @@ def test_a_command_of_a_later_release_is_refused_in_one_line(running: Site) -> N
     for invalid in ("x", "-1", "1" * 5000):
         response = answer_to(running, f"GET /health HTTP/1.0\r\n{PROTOCOL_HEADER}: {invalid}")
         assert response.startswith("HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("other", [WORKER_PROTOCOL - 1, WORKER_PROTOCOL + 1])
+def test_a_worker_of_another_release_is_reported_with_the_remedy(
+    site: Site, tmp_path: Path, other: int
+) -> None:
+    """A cluster may have a Python of its own, which needs the daemon's release."""
+    python = tmp_path / "python"
+    start = (
+        "import runpy; from metasched.adapters import protocol; "
+        f"protocol.WORKER_PROTOCOL = {other}; runpy.run_module('metasched.adapters.worker', "
+        "run_name='__main__')"
+    )
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -c "{start}"\n')
+    python.chmod(0o755)
+    site.configure(f'{ONE_LOCAL}python = "{python}"\n')
+    site.launch()
+    remedy = f" before its first answer; install metasched {version('metasched')} for {python}"
+    site.until(lambda: remedy in site.cluster_rows()[0]["state"])
+    job = site.submit("--wrap", "true")
+    assert site.row(job)["state"] == "queued"
+    line = f"here: the daemon has protocol {WORKER_PROTOCOL}, this worker {other}"
+    assert f"metasched: error: {line}; " in site.log.read_text()
+
+
+@pytest.fixture
+def multi_user(common_folder: Path) -> Iterator[MultiUserSite]:
+    number = len(os.listdir(common_folder))
+    new_site = MultiUserSite(common_folder / f"skewed-{number}")
+    try:
+        yield new_site
+    finally:
+        new_site.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("other", [PROTOCOL - 1, PROTOCOL + 1])
+def test_a_launcher_of_another_protocol_closes_the_cluster(
+    multi_user: MultiUserSite, other: int
+) -> None:
+    site = multi_user
+    site.launcher.program = str(launcher_of(other, site.folder))
+    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
+    site.start("down:")
+    line = (
+        f"the launcher has protocol {other}, this daemon {PROTOCOL}; install the same release of "
+        "both, then restart metasched-launcher.service and metasched.service"
+    )
+    site.until(lambda: line in site.cluster_rows()[0]["state"])
+    a = site.by(A)
+    assert line in a.error("submit", "--wrap", "true", code=4)
+    findings = site.by(KEEPER).run("doctor", code=1).stdout
+    assert line in " ".join(findings.split())
+    refusal = f"the daemon has protocol {PROTOCOL}, this launcher {other}; install the same release"
+    assert refusal in site.launcher.log.read_text()
+    site.launcher.kill()
+    site.launcher.program = RootLauncher.program
+    site.launcher.start()
+    site.until(lambda: site.cluster_rows()[0]["state"] == "up")
+    job = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    assert a.until_ended(job)[0]["state"] == "completed"

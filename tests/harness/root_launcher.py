@@ -17,6 +17,15 @@ PYTHON = "/usr/bin/python3"  # the launcher needs only the standard library
 _START_SECONDS = 60.0
 
 
+def launcher_of(protocol: int, folder: Path) -> Path:
+    """Write the launcher of another release, which has this protocol, into a folder."""
+    program = folder / f"launcher-{protocol}.py"
+    text, line = Path(launcher.__file__).read_text(), f"\nPROTOCOL = {launcher.PROTOCOL}"
+    assert text.count(line) == 1
+    program.write_text(text.replace(line, f"\nPROTOCOL = {protocol}"))
+    return program
+
+
 class RootLauncher:
     """A launcher with its configuration, socket and log in a folder; it dies with this process."""
 

@@ -17,8 +17,14 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.protocol import FIRST_CURSOR, WorkerBoot, WorkerCall, WorkerReply
-from metasched.model.adapter_errors import PartlySubmitted, Refused, Unreachable
+from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
+from metasched.adapters.protocol import (
+    FIRST_CURSOR,
+    WORKER_PROTOCOL,
+    WorkerBoot,
+    WorkerCall,
+    WorkerReply,
+)
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
@@ -27,6 +33,12 @@ from metasched.model.listing import AccountingAnswer, JobStatus, Listing, Missin
 from metasched.model.survey import ReservationSpec, Survey
 from metasched.processes.frames import read_frames, write_frame
 from tests.harness.reaper import dying_with
+
+# Lines of sh that read a call and answer it.
+ANSWER_A_CALL = (
+    'read -r call; number=${call##*\\"number\\":}; '
+    f'echo "{{\\"number\\":${{number%%[!0-9]*}},\\"protocol\\":{WORKER_PROTOCOL}}}"'
+)
 
 
 class WorkerAdapter(Adapter):
@@ -82,7 +94,7 @@ class WorkerAdapter(Adapter):
         )
 
     def query_accounting(self, missing: Sequence[MissingTask]) -> AccountingAnswer:
-        answer = self._call(WorkerCall("trace", missing=tuple(missing))).accounting
+        answer = self._call(WorkerCall("accounting", missing=tuple(missing))).accounting
         assert answer is not None
         return answer
 
@@ -150,6 +162,7 @@ class WorkerAdapter(Adapter):
             asdict(self.options),
             self.instance,
             str(self.folder),
+            protocol=WORKER_PROTOCOL,
             former_instances=tuple(self.instances - {self.instance}),
         )
         assert self._worker.stdin is not None

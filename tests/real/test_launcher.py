@@ -9,7 +9,6 @@ import re
 import socket
 import struct
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from metasched.processes.commands import wait_for_result
 from tests.harness import accounts
 from tests.harness.accounts import DENIED, DENIED_GROUP, KEEPER, A, B
 from tests.harness.reaper import dying_with
+from tests.harness.root_launcher import launcher_of
 
 pytestmark = pytest.mark.root
 
@@ -62,6 +62,8 @@ for target in itertools.cycle(targets):
 class RunningLauncher:
     """A launcher with a few programs; `ask` sends a message as the daemon does."""
 
+    program = Path(launcher.__file__)
+
     def __init__(self, folder: Path, variables: Mapping[str, str] | None = None) -> None:
         """`variables` are added to the environment of the launcher."""
         self._variables = variables or {}
@@ -90,7 +92,7 @@ class RunningLauncher:
         leak, self._leak = os.pipe()
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [PYTHON, "-I", "-S", launcher.__file__, "--config", str(self.config)],
+                [PYTHON, "-I", "-S", self.program, "--config", str(self.config)],
                 env={
                     **os.environ,
                     "LD_LIBRARY_PATH": "/tmp/evil",
@@ -165,12 +167,6 @@ def message(**other: object) -> bytes:
         "umask": 0o022,
     }
     return json.dumps(fields | other).encode()
-
-
-def earlier(**other: object) -> bytes:
-    """Return the message as a daemon of the previous release sends it."""
-    values = json.loads(message(**other))
-    return json.dumps({k: v for k, v in values.items() if k not in ("protocol", "job")}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -287,65 +283,34 @@ def test_attacks_are_refused(running_launcher: RunningLauncher, attack: str) -> 
     answer = running_launcher.ask(message(**changed))
     assert answer.keys() == {"refused", "retryable", "protocol"}, answer
     assert expected in answer["refused"]
-    assert running_launcher.ask(earlier(**changed)) == {"refused": answer["refused"]}
 
 
+MISMATCH = "the daemon has protocol {}, this launcher {}; install the same release of both, then "
 FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "a program that is not configured": ({"verb": "release"}, "no 'release' for cluster 'alpha'"),
     "no verb at all": ({"verb": "environment"}, "no 'environment'"),
     "a path for a verb": ({"verb": "/bin/sh"}, "no '/bin/sh'"),
     "a path for a cluster": ({"cluster": "../alpha"}, "no cluster '../alpha', only alpha, slow;"),
-    "a daemon of a later release": ({"protocol": 3}, "the launcher has protocol 2, the daemon 3;"),
+    "a daemon of a later release": ({"protocol": 3}, MISMATCH.format(3, 2)),
+    "a daemon of an earlier release": ({"protocol": 1}, MISMATCH.format(1, 2)),
+    "no protocol": ({"protocol": None}, MISMATCH.format("null", 2)),
+    "another protocol with other keys": ({"protocol": 3, "uid": [0]}, MISMATCH.format(3, 2)),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_site_is_no_refusal(running_launcher: RunningLauncher, fault: str) -> None:
-    """A daemon of the previous release would read a fault as success, so it gets no answer."""
     changed, reason = FAULTS[fault]
     answer = running_launcher.ask(message(**changed))
     assert answer.keys() == {"fault", "protocol"}, answer
     assert reason in answer["fault"]
-    if "protocol" not in changed:
-        assert running_launcher.ask(earlier(**changed)) is None
-
-
-def test_a_daemon_of_the_release_before_is_served(running_launcher: RunningLauncher) -> None:
-    assert running_launcher.ask(earlier()) == {"code": 0}
-    assert running_launcher.ask(message()) == {"code": 0, "protocol": PROTOCOL}
-
-
-def test_a_launcher_of_the_release_before_is_a_fault_of_the_site(
-    running_launcher: RunningLauncher,
-) -> None:
-    """It refuses unknown messages permanently; the client must not reject a job for that."""
-    path = running_launcher.folder / "earlier.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def answer() -> None:
-            for _ in range(2):
-                with listener.accept()[0] as connection:
-                    connection.recv(1 << 16)
-                    connection.sendall(b'{"refused": "the message must have uid"}\n')
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        client = LauncherClient(path, "alpha")
-        earlier_release = "protocol 1, this daemon 2; restart the launcher"
-        with pytest.raises(SiteFault, match=earlier_release):
-            client.check_access(A, "/")
-        with pytest.raises(SiteFault, match=earlier_release):
-            client.check_cluster(["submit"])
-        thread.join()
 
 
 def test_invalid_messages(running_launcher: RunningLauncher) -> None:
     for body, length, expected in (
         (b"", 1 << 31, "longer than"),
         (b"", (1 << 32) - 1, "longer than"),
-        (b"{}", None, "must have"),
+        (json.dumps({"protocol": PROTOCOL}).encode(), None, "must have"),
         (b"[" * 100_000, None, "no JSON"),
         (b"\xff\xfe", None, "no JSON"),
         (b'{"uid"', 500, "broke off"),
@@ -580,6 +545,28 @@ def own_launcher(common_folder: Path, request: pytest.FixtureRequest) -> Iterato
         yield running
     finally:
         running.stop()
+
+
+def test_a_launcher_of_another_protocol_is_a_fault_of_the_site(
+    own_launcher: RunningLauncher,
+) -> None:
+    """What it refuses may be something else; the client must not reject a job for that."""
+    client = own_launcher.client()
+    for other in (PROTOCOL - 1, PROTOCOL + 1):
+        own_launcher.stop()
+        own_launcher.socket.unlink()
+        own_launcher.program = launcher_of(other, own_launcher.folder)
+        own_launcher.start()
+        line = f"the launcher has protocol {other}, this daemon {PROTOCOL}; install the same "
+        with acting(KEEPER):
+            for check in (
+                lambda: client.check_access(A, "/"),
+                lambda: client.check_cluster(["submit"]),
+                lambda: client.run(A, "submit", [], 30),
+            ):
+                with pytest.raises(SiteFault, match=line) as fault:
+                    check()
+                assert "\n" not in fault.value.reason
 
 
 def probed_no_new_privs(running_launcher: RunningLauncher) -> int:

@@ -18,7 +18,6 @@ from metasched.adapters.claims import (
     FenceError,
     apply_fence,
     check_fence,
-    claiming_script,
     new_claim_folder,
     read_end,
     revoke_claim,
@@ -156,7 +155,7 @@ def test_a_dispatch_that_no_manager_confirmed_is_revoked_without_its_folder(
 
 
 def test_no_other_user_can_list_or_guess_a_dispatchs_claims(tmp_path: Path, fence: str) -> None:
-    tmp_path.chmod(0o1777)  # the mode that the previous release required
+    tmp_path.chmod(0o1777)  # as its site may have made it
     order(fence, "#!/bin/sh\n")
     folders = (tmp_path, Path(fence).parent, Path(fence))
     assert [f.stat().st_mode & 0o7777 for f in folders] == [0o711, 0o711, 0o1733]
@@ -201,19 +200,10 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
     assert list(target.iterdir()) == []
 
 
-def test_claims_of_the_release_before_stay_valid(tmp_path: Path) -> None:
-    """The previous release kept the claims of 1,000 jobs in one folder, named by their tags."""
-    (tmp_path / "0").mkdir()
-    script = claiming_script("#!/bin/sh\necho begun\n", str(tmp_path / "0" / TAG), False)
-    sent = Submission(
-        tag=TAG,
-        job=Job(id=17, submitted=0.0, estimated=1.0),
-        payload=Payload(script=script),
-    )
-    assert revoke_claim(TaskClaim(str(tmp_path), TAG, 0))
-    assert run(sent, task=0).returncode == EXIT_CLAIM_TAKEN
-    assert run(sent, task=1).stdout == b"begun\n"
-    assert not revoke_claim(TaskClaim(str(tmp_path), TAG, 1))
+def test_a_dispatch_without_a_folder_of_its_own_has_no_claims(tmp_path: Path) -> None:
+    with pytest.raises(FenceError, match="is not the folder of a dispatch's claims"):
+        revoke_claim(TaskClaim(str(tmp_path), TAG, 0, accepted=False))
+    assert list(tmp_path.iterdir()) == []
 
 
 # Exit statuses.
@@ -397,25 +387,23 @@ def test_a_claim_that_was_perhaps_taken_is_taken_again_after_a_restart() -> None
     assert site.step(ClaimsRevoked(NOW + 22, (claimed(),))) == [Dispatch(1, 2, "left", (0,))]
 
 
-def test_a_restored_backup_revokes_no_claim_under_a_name_that_no_payload_looks_for() -> None:
-    """Claims of the previous release have the tag, and thus the old instance, in their names."""
-    for fence, actions in (("/fence", []), (new_claim_folder("/fence", 1), ["Revoke"])):
-        site = Site(fence_dir="/fence")
-        site.step(JobSubmitted(NOW, job()))
-        site.step(DispatchStarted(NOW, 1, 1, fence))
-        site.step(DispatchAccepted(NOW, 1, 1, {0: "7"}))
-        site.step(DaemonStarted(NOW + 5, "f00d", Policy(), tuple(site.core.clusters)))
-        taken = site.seen("left", facts(8), full=True, at=NOW + 9, since=1.0)
-        assert [type(action).__name__ for action in taken] == actions
-        assert site.state() is State.UNKNOWN
-
-
-def test_a_revocation_of_the_release_before_ends_with_a_restored_backup() -> None:
-    site = lost()
-    assert site.core.tasks[1, 0].live_attempt.revoking
-    site.step(DaemonStarted(NOW + 20, "f00d", Policy(), tuple(site.core.clusters)))
-    assert site.out.actions == []
-    assert not site.core.tasks[1, 0].live_attempt.revoking
+def test_a_restored_backup_revokes_claims() -> None:
+    """The folder of a dispatch does not depend on the instance."""
+    site = Site(fence_dir="/fence")
+    site.step(JobSubmitted(NOW, job()))
+    site.step(DispatchStarted(NOW, 1, 1, new_claim_folder("/fence", 1)))
+    site.step(DispatchAccepted(NOW, 1, 1, {0: "7"}))
+    restored = {"cafe": 0, "f00d": 2}
+    site.step(
+        DaemonStarted(
+            *(NOW + 5, "f00d", Policy(), tuple(site.core.clusters)),
+            first_dispatches=restored,
+            restored=True,
+        )
+    )
+    taken = site.seen("left", facts(8), full=True, at=NOW + 9, since=1.0)
+    assert [type(action).__name__ for action in taken] == ["Revoke"]
+    assert site.state() is State.UNKNOWN
 
 
 def test_what_was_withdrawn_is_revoked_lest_it_come_back() -> None:

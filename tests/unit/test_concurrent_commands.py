@@ -102,7 +102,7 @@ def test_a_stalled_owner_delays_only_his_own_calls() -> None:
         return reply.number
 
     stalled = [write("withdraw", "a"), write("withdraw", "a")]
-    for owner, operation in (("b", "withdraw"), ("", "trace")):
+    for owner, operation in (("b", "withdraw"), ("", "accounting")):
         number = write(operation, owner)
         assert next_reply() == number
     adapter.go.set()
@@ -131,7 +131,7 @@ def test_nothing_is_submitted_while_another_daemon_may_be_active() -> None:
     replies: queue.SimpleQueue[WorkerReply] = queue.SimpleQueue()
     worker = threading.Thread(target=lambda: replies.put(host.execute(call)), daemon=True)
     worker.start()
-    assert host.execute(WorkerCall("trace")).error == ""
+    assert host.execute(WorkerCall("accounting")).error == ""
     with pytest.raises(queue.Empty):
         replies.get(timeout=0.3)
     active_until.extend(boot_time() + 60)

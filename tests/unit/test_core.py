@@ -93,7 +93,7 @@ def test_what_a_backup_has_of_a_manager_proves_nothing() -> None:
     site.step(JobSubmitted(NOW, job()))
     site.sent()
     clusters = tuple(site.core.clusters)
-    site.step(DaemonStarted(NOW, "f00d", Policy(), clusters))
+    site.step(DaemonStarted(NOW, "f00d", Policy(), clusters, restored=True))
     assert site.core.tasks[1, 0].live_attempt.dispatched == 0.0
     assert site.out.tasks.keys() == {(1, 0)}
     site.seen("left", facts(8), full=True, since=1.0)

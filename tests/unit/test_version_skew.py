@@ -1,4 +1,4 @@
-"""A client, daemon or worker of a later release is refused in one line that names the remedy."""
+"""A client, daemon or worker of another release is refused in one line that names the remedy."""
 
 from __future__ import annotations
 
@@ -50,14 +50,15 @@ def test_a_client_of_a_later_release_is_refused(version: str, status: int, text:
     assert headers[PROTOCOL_HEADER.lower().encode()] == str(API_PROTOCOL).encode()
 
 
-def test_a_worker_refuses_a_daemon_of_a_later_release() -> None:
+@pytest.mark.parametrize("other", [0, WORKER_PROTOCOL - 1, WORKER_PROTOCOL + 1])
+def test_a_worker_refuses_a_daemon_of_another_release(other: int) -> None:
     boot = WorkerBoot(
         adapter="local",
         cluster=Cluster(name="left", adapter="local"),
         options={},
         instance="cafe",
         folder="/nowhere",
-        protocol=WORKER_PROTOCOL + 1,
+        protocol=other,
     )
     done = subprocess.run(
         [sys.executable, "-m", "metasched.adapters.worker"],
@@ -66,4 +67,7 @@ def test_a_worker_refuses_a_daemon_of_a_later_release() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == b"metasched: error: left: the daemon is of a later release\n"
+    assert done.stderr.decode() == (
+        f"metasched: error: left: the daemon has protocol {other}, this worker {WORKER_PROTOCOL}; "
+        f"install the daemon's release for {sys.executable}\n"
+    )

@@ -39,7 +39,7 @@ class ReservationRequested(msgspec.Struct, frozen=True):
     users: tuple[str, ...] = ()  # accounts that share it, besides the owner
     series: int | None = None  # id of the series of which it is an occurrence
     next_occurrence: float | None = None  # start of the next one of the series; None: the last
-    # until `horizon`, of the requested licences; events of earlier releases have none
+    # until `horizon`, of the requested licences
     calendar_limits: tuple[CalendarLimit, ...] = ()
     accounts: tuple[str, ...] = ()  # of accounting, whose jobs alone may run in it; empty: of users
 
