@@ -10,15 +10,15 @@ import os
 MAX_SOCKET_PATH_BYTES = 107  # kernel limit for the path of a unix socket
 MAX_REQUEST_BYTES = 64 << 20
 # Version exchange of the HTTP API: each request and each response names the newest version that its
-# sender knows. A daemon serves older clients; 1: releases that send no version.
+# sender knows. A daemon serves older clients, and those that send no version.
 PROTOCOL_HEADER = "Metasched-Protocol"
 API_PROTOCOL = 2
 NEXT_CURSOR_HEADER = "Metasched-Next-Cursor"  # of a page: `cursor` of the request for the next page
-FOLD = {"fold": "true"}  # query: a single row for equal tasks of a job; earlier daemons ignore it
+FOLD = {"fold": "true"}  # query: a single row for equal tasks of a job
 
 JOB_TOKEN_VARIABLE = "METASCHED_JOB_TOKEN_FILE"  # names the file with the token of a job
 # Variable of a request: the names that `--export` has named, separated by commas. A cluster with
-# login environments keeps these. Scripts do not see it. No field: older daemons would refuse that.
+# login environments keeps these. Scripts do not see it.
 NAMED_VARIABLES = "METASCHED_EXPORTED"
 
 SITE_CONFIG = "/etc/metasched/metasched.toml"

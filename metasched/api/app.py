@@ -123,7 +123,6 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
             "user": caller.user,
             "operator": caller.operator,
             "mail": service.notifications.mail_error,
-            # a client repeats a submission only if this is so
             "idempotency_keys": True,
             "first_id": service.settings.first_id,
             "max_array_tasks": service.settings.max_array_tasks,

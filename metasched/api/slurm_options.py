@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from metasched.client.schemas import JobRequest
-from metasched.config.settings import ClusterSettings
-from metasched.errors import ApiError, ParseError
-from metasched.model.mail import MailRequest
-from metasched.model.mail_types import parse_mail_types
+from metasched.errors import ApiError
+from metasched.model.cluster import Cluster
 
-_MAIL_OPTIONS = {"--mail-type", "--mail-user"}
+SLURM_ADAPTER = "slurm"
 
 
 def apply_slurm_options(
@@ -24,7 +22,6 @@ def apply_slurm_options(
     Return the request and warnings: a cluster of another kind runs the job without them, unless
     the request is `slurm_only`. ApiError if no Slurm cluster may run such a job.
     """
-    request = _without_mail(request)
     if not request.slurm_options:
         return request, []
     names = " ".join(option.partition("=")[0] for option in request.slurm_options)
@@ -44,17 +41,3 @@ def apply_slurm_options(
     for name in slurm:
         native[name] = f"{options} {native[name]}" if name in native else options
     return structs.replace(request, native=native), warnings
-
-
-def _without_mail(request: JobRequest) -> JobRequest:
-    """Take over mail options of drop-in commands of earlier releases: managers never get them."""
-    options = dict(option.partition("=")[::2] for option in request.slurm_options)
-    if not options.keys() & _MAIL_OPTIONS:
-        return request
-    try:
-        types, _ = parse_mail_types(options.get("--mail-type", "NONE"))
-        mail = MailRequest(types=types, user=options.get("--mail-user", ""))
-    except (ParseError, ValueError) as error:
-        raise ApiError(422, f"{error}, --mail-type or --mail-user; change it") from None
-    passed_on = tuple(o for o in request.slurm_options if o.partition("=")[0] not in _MAIL_OPTIONS)
-    return structs.replace(request, slurm_options=passed_on, mail=mail)

@@ -1,7 +1,7 @@
 """Version exchange: each response names the API's version; clients of later versions are refused.
 
 Paths begin with /v1, which stays as it is documented. Commands of metasched leave it out: they send
-a header with their own version, so that a daemon serves those of earlier releases.
+a header with their own version, since they may be upgraded apart from the daemon.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
 
 
 def _print_holders(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print who holds tokens; a daemon of an earlier release does not report it."""
+    """Print who holds tokens."""
     lines: list[tuple[object, ...]] = []
     for row in rows:
         lines += [
@@ -174,9 +174,9 @@ def _print_holders(rows: Sequence[Mapping[str, Any]]) -> None:
                 format_time(holder["since"]),
                 format_time(holder["expected"]),
             )
-            for holder in row.get("holders", ())
+            for holder in row["holders"]
         ]
-        if row.get("more_holders"):
+        if row["more_holders"]:
             lines.append((row["licence"], "", "", f"and {row['more_holders']} more jobs", "", ""))
     if lines:
         print()

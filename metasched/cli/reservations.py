@@ -246,7 +246,7 @@ def _reservation_terms(options: ReserveOptions, now: float) -> dict[str, object]
         "dry_run": options.dry_run,
     }
     if licences := _parse_option("--licence", options.licence, parse_licences):
-        terms["licences"] = licences  # omitted if empty: unknown to daemons of earlier releases
+        terms["licences"] = licences
     sharing = {"users": options.users, "groups": options.groups, "accounts": options.accounts}
     for name, names in sharing.items():
         if names is not None:

@@ -25,10 +25,9 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     for message in answer.get("warnings") or ():
         warn(str(message))
     if "json" in options:
-        # a daemon of an earlier release has no expected start
-        optional = ("expected_start", "expected_early", "expected_late", "why")
-        keys = ("job", "priority", "cluster", *(key for key in optional if key in answer))
-        print(json.dumps({key: answer.get(key) for key in keys}))
+        keys = ["job", "priority", "cluster", "expected_start", "expected_early", "expected_late"]
+        keys += ["why"] if "why" in answer else []
+        print(json.dumps({key: answer[key] for key in keys}))
     elif "parsable" in options and not submission["dry_run"]:
         print(answer["job"])
     else:
@@ -38,7 +37,7 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
         if submission["dry_run"]:
             message = "Dry run, nothing submitted. Outcome:"
         print(f"{message} priority {answer['priority']}, {location}")
-        if (start := answer.get("expected_start")) is not None:
+        if (start := answer["expected_start"]) is not None:
             between = f"{answer['expected_early']} and {answer['expected_late']}"
             print(f"Expected to start at {start}, with 80% probability between {between}.")
         if answer.get("why"):

@@ -30,25 +30,3 @@ def unfold(changes: Sequence[FoldedChange]) -> list[ChangedTask]:
         ]
     rows.sort(key=lambda row: (row["job"], row["task"] or 0))
     return rows
-
-
-def fold(rows: Sequence[ChangedTask]) -> list[FoldedChange]:
-    """Return a single row for equal tasks of a job; `rows` are by job and index."""
-    from metasched.model.arrays import format_indices
-
-    equal: dict[tuple[object, ...], list[ChangedTask]] = {}
-    for row in rows:
-        key = row["job"], row["was"], row["state"], row["note"]
-        equal.setdefault(key, []).append(row)
-    return [
-        {
-            "job": tasks[0]["job"],
-            "tasks": format_indices(task for row in tasks if (task := row["task"]) is not None)
-            or None,
-            "count": len(tasks),
-            "was": tasks[0]["was"],
-            "state": tasks[0]["state"],
-            "note": tasks[0]["note"],
-        }
-        for tasks in equal.values()
-    ]

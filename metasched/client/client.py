@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from metasched.client.changes import fold, unfold
+from metasched.client.changes import unfold
 from metasched.client.connection import (
     TIMEOUT,
     BadRequest,
     ClientError,
     Connection,
     DaemonUnreachable,
-    NotFound,
     ResponseLost,
-    UnknownRoute,
     percent_encode,
 )
 from metasched.paths import FOLD, NEXT_CURSOR_HEADER
@@ -112,18 +110,16 @@ class Client:
     ) -> Any:
         """Repeat a submission without a response, until `deadline` (monotonic).
 
-        Raise `lost` if the daemon does not answer until then, or knows no keys.
+        Raise `lost` if the daemon does not answer until then.
         """
         while time.monotonic() < deadline:
             try:
-                knows_keys = self.health().get("idempotency_keys")
+                self.health()
             except (DaemonUnreachable, ResponseLost):
                 time.sleep(RETRY_INTERVAL)
                 continue
             except ClientError:
                 raise lost from None
-            if not knows_keys:
-                raise lost
             try:
                 return self._request("POST", "/jobs", body=submission, headers=header)
             except (DaemonUnreachable, ResponseLost):
@@ -137,15 +133,8 @@ class Client:
     def job_details(
         self, jobs: Sequence[str] = (), **filters: str | float | None
     ) -> list[JobDetails]:
-        """Return rows of `jobs` with what each job asks for and where it runs.
-
-        An earlier daemon returns the rows of `jobs`.
-        """
-        query = {"job": jobs, **filters}
-        try:
-            return self._all_pages("/jobs/details", query)
-        except (NotFound, UnknownRoute):
-            return self._all_pages("/jobs", query)
+        """Return rows of `jobs` with what each job asks for and where it runs."""
+        return self._all_pages("/jobs/details", {"job": jobs, **filters})
 
     def lowest_job(self, user: str, state: str) -> int | None:
         """Return the lowest id of a user's jobs with a task in any of the states."""
@@ -185,9 +174,9 @@ class Client:
     ) -> list[FoldedChange]:
         """Call `change`; return a single row for equal tasks of a job."""
         body: dict[str, object] = {"jobs": list(jobs), "user": user, "state": state}
-        later = {"cluster": cluster, "exit_code": exit_code}  # earlier daemons know neither
-        body |= {name: value for name, value in later.items() if value is not None}
-        return self._folded(self._request("POST", f"/jobs/{action}", FOLD, body))
+        optional = {"cluster": cluster, "exit_code": exit_code}
+        body |= {name: value for name, value in optional.items() if value is not None}
+        return self._parse_rows(self._request("POST", f"/jobs/{action}", FOLD, body), "folded")
 
     def modify(
         self,
@@ -211,7 +200,7 @@ class Client:
             "choice": {"jobs": list(jobs), "user": user, "state": state},
             "changes": dict(changes),
         }
-        return self._folded(self._request("POST", "/jobs/modify", FOLD, body))
+        return self._parse_rows(self._request("POST", "/jobs/modify", FOLD, body), "folded")
 
     def wait(self, jobs: Sequence[str], timeout: float = LONG_POLL) -> list[JobRow]:
         """Return the rows of the jobs when all have ended, or after `timeout` seconds."""
@@ -396,7 +385,6 @@ class Client:
         """Return the rows of all pages of a listing, in the order of the pages.
 
         `key`: of the rows in an answer; None: the answer is the list of rows.
-        A daemon of an earlier release sends all rows as a single page.
         """
         rows: list[Any] = []
         page = {**query, "limit": PAGE_SIZE}
@@ -425,12 +413,6 @@ class Client:
                 f"unexpected response, socket {self.path}; check that it is metasched's"
             )
         return rows
-
-    def _folded(self, answer: Any) -> list[FoldedChange]:
-        """Return the folded rows of an answer; an earlier daemon has a row for each task."""
-        if isinstance(answer, dict) and "folded" in answer:
-            return self._parse_rows(answer, "folded")
-        return fold(self._parse_rows(answer, "jobs"))
 
     def _parse_object(self, answer: Any) -> Any:
         if not isinstance(answer, dict):

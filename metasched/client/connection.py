@@ -62,10 +62,6 @@ class NotFound(ClientError):
     exit_code = 5
 
 
-class UnknownRoute(ClientError):
-    """The daemon knows the path for another method; an earlier release may answer so."""
-
-
 class ResponseLost(ClientError):
     pass
 
@@ -80,7 +76,6 @@ _BY_STATUS = {
     401: PermissionDenied,
     403: PermissionDenied,
     404: NotFound,
-    405: UnknownRoute,
     422: BadRequest,
     503: DaemonUnreachable,
     504: ResponseLost,

@@ -119,7 +119,7 @@ def prepare_submission(
         **_manager_options(values),
         **_mail(values, warnings),
     }
-    if comment := _text_option(values, "comment"):  # daemons of earlier releases do not know it
+    if comment := _text_option(values, "comment"):
         request["comment"] = comment
     return {
         "jobs": [request],
@@ -252,7 +252,7 @@ def _parse_time_limit(text: str) -> float:
 
 
 def _manager_options(values: OptionValues) -> dict[str, Any]:
-    """Return the options that managers honour; daemons of earlier releases do not know them."""
+    """Return the field with options that managers honour, if there are any."""
     options = {
         field: _parse_option(values, dest, parse)
         for dest, field, parse in (
@@ -271,7 +271,7 @@ def _manager_options(values: OptionValues) -> dict[str, Any]:
 
 
 def _mail(values: OptionValues, warnings: list[str]) -> dict[str, Any]:
-    """Return the mails that are wanted; daemons of earlier releases do not know them."""
+    """Return the field with the mails that are wanted, if there are any."""
     types, unsent = _parse_option(values, "mail_type", parse_mail_types) or ((), ())
     if unsent:
         warnings.append(unsent_warning(unsent))

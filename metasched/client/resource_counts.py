@@ -45,14 +45,14 @@ def gres_alternatives(texts: Mapping[str, str]) -> list[dict[str, str]]:
 
 def with_alternatives(choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the first of several results of `complete_counts`, with the `gres` of the others."""
-    if len(choices) == 1:  # daemons of earlier releases know no alternatives
+    if len(choices) == 1:
         return choices[0]
     return {**choices[0], "gres_alternatives": [choice["gres"] for choice in choices[1:]]}
 
 
 def with_licence_choices(choices: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """Return the fields of a request for licences, from its alternatives."""
-    if len(choices) == 1:  # daemons of earlier releases know no alternatives
+    if len(choices) == 1:
         return {"licences": choices[0]}
     return {"licences": choices[0], "licence_choices": choices}
 
@@ -116,6 +116,6 @@ def complete_counts(
                 )
             counts[name] = total // (nodes or 1)
     values = {"tasks": tasks, "cpus_per_task": cpus, "nodes": nodes, "gres": counts}
-    if tasks_per_node is not None:  # daemons of earlier releases do not know it
+    if tasks_per_node is not None:
         values["tasks_per_node"] = tasks_per_node
     return values

@@ -529,7 +529,7 @@ class HealthRow(TypedDict):
     operator: bool
     mail: str  # why mails are not sent; "": they are
     notifications: list[dict[str, Any]]  # of each receiver
-    idempotency_keys: bool  # a client repeats a submission only if this is so
+    idempotency_keys: bool  # always: a submission with a key can be repeated
     first_id: int
     max_array_tasks: int  # most tasks of an array
     quarantine: list[dict[str, Any]]  # sources and rows that are set aside

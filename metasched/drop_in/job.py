@@ -93,9 +93,6 @@ _UNITS = "KMGTP"
 NO_INDEX = 2**32 - 2  # index of a job that is no single task of an array, in Slurm's paths
 _MANAGER = "manager:"  # prefix of a manager's own reason
 UNSET = "(null)"  # of a text that was not given
-# what rows of daemons of earlier releases lack
-_ABSENT: dict[str, Any] = {"clusters": (), "wckey": "", "nice": 0, "nodelist": "", "exclude": ""}
-_ABSENT["native"] = {}
 _GEOMETRY = ("sockets-per-node", "cores-per-socket", "threads-per-core")
 
 
@@ -104,8 +101,7 @@ class Job:
 
     def __init__(self, row: Mapping[str, Any], unit: str = "") -> None:
         """`unit` is that of its sizes, a letter; "": that in which each is short, as in Slurm."""
-        # many rows are listed, and those of a present daemon need no copy
-        self.row = row if _ABSENT.keys() <= row.keys() else {**_ABSENT, **row}
+        self.row = row
         self.unit = unit
         self.state = _slurm_state(row)
         self.code = SLURM_STATES[self.state][0]

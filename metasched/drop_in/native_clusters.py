@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from metasched.client.connection import ClientError, NotFound
+from metasched.client.connection import ClientError
 from metasched.client.sudo import may_be_changed
 from metasched.drop_in.command import (
     CommandError,
@@ -139,11 +139,8 @@ class NativeClusters:
 
 
 def read_clusters(connection: Connection) -> NativeClusters:
-    """Return the clusters of a daemon; an earlier daemon tells none. Raises ClientError."""
-    try:
-        answer, _ = connection.request("GET", "/clusters/native")
-    except NotFound:
-        answer = {"first_id": 1, "instances": [], "clusters": []}
+    """Return the clusters of a daemon. Raises ClientError."""
+    answer, _ = connection.request("GET", "/clusters/native")
     if not isinstance(answer, dict):
         raise ClientError(f"unexpected response, socket {connection.path}; see its log")
     return NativeClusters(answer)

@@ -297,7 +297,7 @@ class Conversion:
         return fields
 
     def _manager_options(self) -> dict[str, Any]:
-        """Return the options that managers honour; daemons of earlier releases do not know them."""
+        """Return the field with options that managers honour, if there are any."""
         options: dict[str, Any] = {}
         for name, field, parse in (
             ("signal", "signal", parse_signal),
@@ -319,7 +319,7 @@ class Conversion:
         return {"manager_options": options} if options else {}
 
     def _mail(self) -> dict[str, Any]:
-        """Return the mails that are wanted; daemons of earlier releases do not know them."""
+        """Return the field with the mails that are wanted, if there are any."""
         text = self._values.get("mail-type")
         if text is None:
             return {}

@@ -255,7 +255,7 @@ def _show_configuration() -> None:
         "ClusterName": "metasched",
         "FirstJobId": health["first_id"],
         # as in Slurm 0 is the first index, and an array may have as many tasks
-        "MaxArraySize": health.get("max_array_tasks"),  # an earlier daemon has no such field
+        "MaxArraySize": health["max_array_tasks"],
         "MinJobAge": f"{MIN_JOB_AGE} sec",
         "SLURM_VERSION": VERSION,
     }

@@ -107,7 +107,7 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
         caller=caller,
         path=request.scope["path"],
         form_token=form_token(request),
-        told=result_of(request),
+        result=result_of(request),
         **values,
     )
     return HTMLResponse(text.encode(errors="backslashreplace"), status)

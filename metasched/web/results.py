@@ -13,7 +13,7 @@ from fastapi import Request
 from starlette.responses import RedirectResponse
 
 MAX_TEXT = 1500  # characters; addresses have an end
-TEXT_FIELD, DIGEST_FIELD = "told", "told_by"
+TEXT_FIELD, DIGEST_FIELD = "result", "result_digest"
 
 
 def lead_to(request: Request, address: str, text: str) -> RedirectResponse:

@@ -66,9 +66,9 @@ class Session:
     def told(self, reply: Reply) -> str:
         assert reply.status == 303, reply
         location = reply.headers["location"]
-        [text] = parse_qs(urlsplit(location).query)["told"]
+        [text] = parse_qs(urlsplit(location).query)["result"]
         shown = self.visitor.get(location, Cookie=self.cookie).text
-        assert 'class="told"' in shown
+        assert 'class="result"' in shown
         return text
 
     def state(self, job: int) -> str:
@@ -213,7 +213,7 @@ def test_other_sites_and_other_sessions_cause_nothing(session: Sessions) -> None
     assert reply.status in (200, 422)
     assert owner.state(job) == "queued"
     # nor does a link of theirs say something
-    page = owner.get(f"/web/jobs/{job}", told="all is lost", told_by="0" * 64)
+    page = owner.get(f"/web/jobs/{job}", result="all is lost", result_digest="0" * 64)
     assert "all is lost" not in page.text
     location = owner.post(action, fields).headers["location"]
     assert "all is lost" not in owner.get(f"{location.replace('Cancel', 'all+is+lost')}").text

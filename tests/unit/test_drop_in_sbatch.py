@@ -27,7 +27,6 @@ from metasched.drop_in.sbatch_values import Conversion, export_entries, merge
 from metasched.drop_in.slurm_time import parse_time
 from metasched.errors import ApiError
 from metasched.model.cluster import Cluster
-from metasched.model.mail import MailRequest
 from metasched.model.manager_options import EarlySignal, ManagerOptions
 
 PACKAGE = Path(metasched.__file__).parent
@@ -405,12 +404,3 @@ def test_mail_is_a_matter_of_metasched() -> None:
     assert conversion.warnings == ["--mail-type: no mail is sent for STAGE_OUT"]
     for words in ([], ["--mail-type=NONE"], ["--mail-user=ada"]):  # as in Slurm
         assert "mail" not in convert(*words).fields
-
-
-def test_mail_options_of_earlier_drop_in_commands_are_not_passed_on() -> None:
-    options = ("--mail-type=FAIL,END", "--tmp=1", "--mail-user=ada")
-    passed, _ = apply_slurm_options(request(slurm_options=options), CLUSTERS)
-    assert passed.native == {"a": "--tmp=1"}
-    assert passed.mail == MailRequest(types=("END", "FAIL"), user="ada")
-    only_mail, warnings = apply_slurm_options(request(slurm_options=options[:1]), CLUSTERS)
-    assert (only_mail.native, warnings) == ({}, [])

@@ -56,11 +56,14 @@ def row(**values: object) -> dict[str, Any]:
         "licences": {},
         "time_limit": None,
         "reservation": None,
+        "clusters": [],
+        "native": {},
     }
+    options = {"wckey": "", "nice": 0, "nodelist": "", "exclude": ""}
     fixed = {"job": 17, "number": 17, "task": None, "array": None, "name": "x", "user": "ada"}
     states = {"state": "queued", "reason": "", "attempt_state": None, "node_list": ""}
     codes = {"exit_code": None, "signal": None}
-    return {**texts, **times, **counts, **rest, **fixed, **states, **codes, **values}
+    return {**texts, **times, **counts, **rest, **options, **fixed, **states, **codes, **values}
 
 
 def test_every_state_and_reason_has_a_word() -> None:
@@ -185,7 +188,6 @@ def test_a_name_cannot_forge_a_line() -> None:
         ('"%i","%C"', '"JOBID","CPUS"', '"17","2"'),
         ("a%%%j%i%", "aNAMEJOBID", "ax17"),  # as strtok of the real command reads it
         (f"%{'9' * 12}i|%.{'9' * 5000}t", "JOBID|ST", "17|PD"),  # no column takes all memory
-        # a row without these: of a daemon of an earlier release
         ("%w|%n|%x|%y", "WCKEY|REQ_NODES|EXC_NODES|NICE", "(null)|||0"),
     ],
 )

@@ -12,7 +12,6 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from metasched.client.client import Client
-from metasched.client.connection import NotFound
 from metasched.client.native_ids import first_id_problem
 from metasched.client.site_answers import ClusterRow, DescriptorsRow, HealthRow
 from metasched.config.settings import ClusterSettings, Settings
@@ -43,8 +42,8 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     except UserError as error:
         yield from_error("daemon-unreachable", "daemon", str(error))
         return
-    command_version, daemon_version = version("metasched"), health.get("version")
-    message = f"version {daemon_version} since {health.get('started')}"
+    command_version, daemon_version = version("metasched"), health["version"]
+    message = f"version {daemon_version} since {health['started']}"
     if command_version == daemon_version:
         yield passed("daemon", message)
     else:
@@ -52,20 +51,20 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         yield found(
             "daemon-version", "daemon", f"{message}, this command is {command_version}", fix
         )
-    if mail_error := health.get("mail"):
+    if mail_error := health["mail"]:
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
         yield found("mail-failed", "mail", f"mails are not sent: {mail_error}", fix)
-    for row in health.get("notifications", ()):  # of an operator; unknown to earlier daemons
+    for row in health["notifications"]:  # of an operator
         if row["name"] != MAIL:
             yield check_webhook(row)
-    yield from _check_files(health.get("configuration"), settings)
-    for entry in health.get("quarantine", ()):
+    yield from _check_files(health["configuration"], settings)
+    for entry in health["quarantine"]:
         yield _quarantine_entry(entry)
-    for row in health.get("connections", ()):  # of an operator; unknown to earlier daemons
+    for row in health["connections"]:  # of an operator
         yield _check_listener(row)
-    if (descriptors := health.get("descriptors")) is not None:
+    if (descriptors := health["descriptors"]) is not None:
         yield _check_descriptors(descriptors)
-    if delayed := health.get("delayed"):  # of an operator; unknown to earlier daemons
+    if delayed := health["delayed"]:  # of an operator
         yield _delayed_listings(delayed)
     yield _check_ids(health, clusters)
     yield from _check_heuristics(client)
@@ -95,7 +94,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
 
 def _check_ids(health: HealthRow, clusters: list[ClusterRow]) -> Finding:
     """Return whether the drop-in commands can be used; they need not."""
-    first_id = health.get("first_id", 1)
+    first_id = health["first_id"]
     problem, fix = first_id_problem(first_id, clusters)
     if not problem:
         return passed("drop-in commands", f"ids from {first_id} are those of no cluster")
@@ -106,12 +105,10 @@ def _check_ids(health: HealthRow, clusters: list[ClusterRow]) -> Finding:
 def _check_heuristics(client: Client) -> Iterator[Finding]:
     try:
         policy = client.policy()
-    except NotFound:  # an earlier daemon
-        return
     except UserError as error:
         yield from_error("daemon-unreachable", "policy", str(error))
         return
-    for row in policy.get("plug_ins") or ():  # of an operator; unknown to earlier daemons
+    for row in policy["plug_ins"] or ():  # of an operator
         yield check_heuristic(row)
 
 
@@ -126,7 +123,7 @@ def check_heuristic(row: Mapping[str, Any]) -> Finding:
 
 
 def check_local_policy(row: Mapping[str, Any]) -> Iterator[Finding]:
-    policy = row.get("local_policy")  # unknown to earlier daemons
+    policy = row["local_policy"]
     if policy is None or not policy["excluded_passes"]:
         return
     check, passes = f"local policy of {row['cluster']}", policy["excluded_passes"]
@@ -257,7 +254,7 @@ def _configured(row: Mapping[str, Any], settings: Settings) -> ClusterSettings |
 
 def check_listing_age(row: Mapping[str, Any]) -> Iterator[Finding]:
     """Warn of a cluster that is up, though its last listing is old."""
-    listed = row.get("listed")  # unknown to earlier daemons
+    listed = row["listed"]
     if not listed or row["state"].startswith("down"):
         return
     age = time.time() - datetime.fromisoformat(listed).timestamp()
@@ -268,7 +265,7 @@ def check_listing_age(row: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _check_files(read: dict[str, Any] | None, settings: Settings) -> Iterator[Finding]:
     """Compare the files that the daemon has read with those that this command has read."""
-    if read is None:  # not an operator, or an earlier daemon
+    if read is None:  # not an operator
         return
     read_digests: dict[str, str] = read["digests"]
     own = {str(path): digest for path, digest in settings.files.items()}
@@ -288,8 +285,8 @@ def _check_files(read: dict[str, Any] | None, settings: Settings) -> Iterator[Fi
 
 def check_use(row: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     """With fair share, report a cluster whose accounting reports no use or no shares."""
-    fair_share, use = settings.fair_share, row.get("use")  # unknown to earlier daemons
-    if fair_share is None or use is None or row["state"].startswith("down"):
+    fair_share, use = settings.fair_share, row["use"]
+    if fair_share is None or row["state"].startswith("down"):
         return
     check = f"fair share on {row['cluster']}"
     fix = "query its accounting as the daemon's account, see docs/admin/fair-share.md"

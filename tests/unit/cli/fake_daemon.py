@@ -119,7 +119,9 @@ def row(job: int = 17, state: str = "running", **fields: object) -> dict[str, ob
 
 
 def accepted(**fields: object) -> dict[str, object]:
-    return {"jobs": [{"job": 17, "priority": 7, "cluster": "left", "warnings": [], **fields}]}
+    expected = dict.fromkeys(("expected_start", "expected_early", "expected_late"))
+    job = {"job": 17, "priority": 7, "cluster": "left", "tasks": None, "warnings": []}
+    return {"jobs": [{**job, **expected, **fields}]}
 
 
 def answer_paths(daemon: FakeDaemon, output: Path, error: Path | None = None) -> None:

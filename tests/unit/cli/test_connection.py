@@ -17,7 +17,8 @@ from tests.unit.cli.fake_daemon import FakeDaemon, Run
     ("status", "code"), [(400, 2), (422, 2), (403, 3), (404, 5), (409, 1), (503, 4), (500, 1)]
 )
 def test_exit_code_by_http_status(daemon: FakeDaemon, run: Run, status: int, code: int) -> None:
-    daemon.answer("/jobs", (status, {"error": "problem, place; remedy"}))
+    for path in ("/jobs", "/jobs/details"):
+        daemon.answer(path, (status, {"error": "problem, place; remedy"}))
     for arguments in (["status"], ["submit", "--wrap", "x"]):
         done = run(*arguments)
         assert (done.code, done.out) == (code, "")
@@ -35,14 +36,14 @@ def test_an_error_of_an_earlier_daemon_names_the_remedy(
         (405, "Method Not Allowed: GET /jobs"),
         (404, "Not Found: GET /jobs"),
     ):
-        daemon.answer("/jobs", (status, {"error": f"{problem}; see /docs"}))
+        daemon.answer("/jobs/details", (status, {"error": f"{problem}; see /docs"}))
         assert run("status").err == f"metasched: error: {problem}{remedy}\n"
-    daemon.answer("/jobs", (404, {"error": "no job 7; see status"}))
+    daemon.answer("/jobs/details", (404, {"error": "no job 7; see status"}))
     assert run("status").err == "metasched: error: no job 7; see status\n"
 
 
 def test_an_error_response_without_a_message(daemon: FakeDaemon, run: Run) -> None:
-    daemon.answer("/jobs", (502, ["?"]))
+    daemon.answer("/jobs/details", (502, ["?"]))
     done = run("status")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "status 502" in done.err
@@ -92,7 +93,8 @@ def test_a_path_too_long_for_a_socket(daemon: FakeDaemon, run: Run) -> None:
     ],
 )
 def test_an_incomplete_response(daemon: FakeDaemon, run: Run, answer: object) -> None:
-    daemon.answer("/jobs", answer)
+    for path in ("/jobs", "/jobs/details"):
+        daemon.answer(path, answer)
     for arguments in (["status"], ["submit", "--wrap", "x"]):
         done = run(*arguments)
         assert (done.code, done.out) == (1, "")

@@ -61,9 +61,10 @@ def test_status_is_a_plain_uncut_table_in_a_pipe(daemon: FakeDaemon, run: Run) -
     assert second.split() == ["19_3", name, "ada", "completed", "1:05", "2", "4", "left"]
 
 
-def test_json_of_status_is_that_of_every_release(daemon: FakeDaemon, run: Run) -> None:
-    daemon.answer("/jobs", [row(), row(18)])
-    assert json.loads(run("status", "--json").out) == [row(), row(18)]
+def test_json_of_status_is_that_of_the_api(daemon: FakeDaemon, run: Run) -> None:
+    rows = [details(), details(18)]
+    daemon.answer("/jobs/details", rows)
+    assert json.loads(run("status", "--json").out) == rows
 
 
 def test_long_status_lists_what_jobs_used(daemon: FakeDaemon, run: Run) -> None:
@@ -78,17 +79,6 @@ def test_long_status_lists_what_jobs_used(daemon: FakeDaemon, run: Run) -> None:
     assert waiting.split() == ["18", "sim", "pending", "1", "4", "left"]
     assert ended.split()[:7] == ["19_[1-3]", "sim", "completed", "0", "1:05", "3:04", "20.0G"]
     assert json.loads(run("status", "--long", "--json").out)[1]["max_memory"] == 900
-
-
-def test_status_of_an_earlier_daemon(daemon: FakeDaemon, run: Run) -> None:
-    """It has no details."""
-    ended = {"started": "2026-01-31T10:00:00Z", "ended": "2026-01-31T10:00:09Z"}
-    daemon.answer("/jobs", [row(18, "failed", **ended)])
-    assert run("status", "--format", "time,code").out.split() == ["TIME", "ST", "0:09", "F"]
-    daemon.answer("/jobs", [row(reason="held")])
-    header, line = run("status").out.splitlines()
-    assert header.split() == HEADING
-    assert line.split() == ["17", "sim", "ada", "running", "left", "(held)"]
 
 
 def test_columns_and_order_of_status(daemon: FakeDaemon, run: Run) -> None:
@@ -232,14 +222,14 @@ def test_status_prints_all_pages(daemon: FakeDaemon, run: Run) -> None:
 
 
 def test_tables_contain_no_control_characters(daemon: FakeDaemon, run: Run) -> None:
-    daemon.answer("/jobs", [row(reason="manager:\x1b[2J\nx")])
+    daemon.answer("/jobs/details", [details(reason="manager:\x1b[2J\nx")])
     done = run("status")
     assert "manager:?[2J?x" in done.out
     assert done.out.count("\n") == 2
 
 
 def test_characters_outside_the_encoding_of_the_terminal(daemon: FakeDaemon) -> None:
-    daemon.answer("/jobs", [row(name="ünï")])
+    daemon.answer("/jobs/details", [details(name="ünï")])
     out, err = started("status", env={**os.environ, "PYTHONIOENCODING": "ascii"}).communicate()
     assert (b"\\xfcn\\xef" in out, err) == (True, b"")
 
@@ -250,7 +240,9 @@ def test_status_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    daemon.answer("/jobs", [row(name="[bold]name", started="2026-01-31T10:00:00+00:00")])
+    daemon.answer(
+        "/jobs/details", [details(name="[bold]name", started="2026-01-31T10:00:00+00:00")]
+    )
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     done = run("status", "--format", "all")
@@ -262,8 +254,10 @@ def test_status_on_a_terminal(
 
 @pytest.mark.parametrize("command", ["cancel", "hold", "release"])
 def test_actions(daemon: FakeDaemon, run: Run, command: str) -> None:
-    rows = [{"job": 17, "task": None, "was": "held", "state": "queued", "note": "soon"}]
-    daemon.answer(f"/jobs/{command}", {"jobs": rows})
+    states = {"was": "held", "state": "queued", "note": "soon"}
+    rows = [{"job": 17, "task": None, **states}]
+    folded = {"job": 17, "tasks": None, "count": 1, **states}
+    daemon.answer(f"/jobs/{command}", {"folded": [folded]})
     done = run(command, "17", "18_3", "--state", "held")
     assert done.code == 0
     assert done.out.splitlines()[1].split() == ["17", "held", "queued", "soon"]

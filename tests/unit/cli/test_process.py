@@ -30,7 +30,7 @@ def test_submit_imports_nothing_slow(daemon: FakeDaemon, home: Path) -> None:
 
 
 def test_a_listing_in_a_pipe_imports_no_rich(daemon: FakeDaemon) -> None:
-    daemon.answer("/jobs", [row()])
+    daemon.answer("/jobs/details", [row()])
     source = "import sys; from metasched.cli import main; main(); print(*sys.modules)"
     command = [sys.executable, "-c", source, "status"]
     loaded = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
@@ -54,7 +54,7 @@ def test_an_interrupt_is_quiet(daemon: FakeDaemon, arguments: list[str]) -> None
 
 @pytest.mark.parametrize("arguments", [["status"], ["output", "17"]])
 def test_a_closed_pipe_is_no_error(daemon: FakeDaemon, home: Path, arguments: list[str]) -> None:
-    daemon.answer("/jobs", [row(i) for i in range(3000)])
+    daemon.answer("/jobs/details", [row(i) for i in range(3000)])
     (home / "out").write_text("x\n" * 1_000_000)
     answer_paths(daemon, home / "out")
     process = started(*arguments)
@@ -68,7 +68,7 @@ def test_a_closed_pipe_is_no_error(daemon: FakeDaemon, home: Path, arguments: li
 
 
 def test_output_that_cannot_be_written(daemon: FakeDaemon) -> None:
-    daemon.answer("/jobs", [row()])
+    daemon.answer("/jobs/details", [row()])
     source = "import sys; from metasched.cli import main; sys.exit(main())"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

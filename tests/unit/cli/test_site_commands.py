@@ -14,11 +14,12 @@ from tests.unit.cli.fake_daemon import FakeDaemon, Run
 def test_licences_with_reservations(daemon: FakeDaemon, run: Run) -> None:
     start, end = "2090-01-31T10:00:00+00:00", "2090-01-31T11:00:00+00:00"
     row = {"licence": "matlab", "total": 4, "ours": 1, "outside": 0, "free": 3, "waiting": 0}
-    row |= {"rho": 0.0, "state": "ok"}
+    row |= {"rho": 0.0, "state": "ok", "reserved": 0, "windows": [], "holders": []}
+    row |= {"more_holders": 0}
     daemon.answer("/licences", [row])
     assert "RESERVATION" not in run("licences").out
     window = {"reservation": 7, "count": 2, "start": start, "end": end}
-    daemon.answer("/licences", [row | {"reserved": 0, "windows": [window]}])
+    daemon.answer("/licences", [row | {"windows": [window]}])
     assert run("licences").out.splitlines()[-1].split()[:3] == ["7", "matlab", "2"]
 
 
@@ -76,7 +77,8 @@ def test_reservations_on_a_terminal_are_shown_over_time(
         "end": "2090-01-31T11:00:00+00:00",
         "nodes": ["n1"],
         "cause": "asked for",
-    }  # as reported by a daemon of an earlier release
+        "licences": {},
+    }
     daemon.answer("/reservations", [reservation])
     assert "7 alpha 4 ada" not in run("reservations").out
     daemon.answer("/reservations", [reservation | {"licences": {"matlab": 2, "ansys": 1}}])

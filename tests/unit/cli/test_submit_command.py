@@ -48,7 +48,14 @@ def test_submit_sends_a_complete_request(daemon: FakeDaemon, run: Run, home: Pat
 
 @pytest.mark.parametrize(
     ("option", "out"),
-    [("--json", '{"job": 17, "priority": 7, "cluster": null}\n'), ("--parsable", "17\n")],
+    [
+        (
+            "--json",
+            '{"job": 17, "priority": 7, "cluster": null, "expected_start": null, '
+            '"expected_early": null, "expected_late": null}\n',
+        ),
+        ("--parsable", "17\n"),
+    ],
 )
 def test_submit_output_for_programs(daemon: FakeDaemon, run: Run, option: str, out: str) -> None:
     daemon.answer("/jobs", accepted(cluster=None))
@@ -129,12 +136,11 @@ def test_typer_and_the_quick_reader_agree_on_submit(
     assert daemon.requests[0] == daemon.requests[1]
 
 
-@pytest.mark.parametrize("health", [{"instance": "a"}, {"idempotency_keys": False}, (401, {})])
-def test_a_daemon_without_keys_gets_no_submission_twice(
-    daemon: FakeDaemon, run: Run, health: object
+def test_a_daemon_that_refuses_the_caller_gets_no_submission_twice(
+    daemon: FakeDaemon, run: Run
 ) -> None:
     daemon.answer("/jobs", b"")
-    daemon.answer("/health", health)
+    daemon.answer("/health", (401, {}))
     assert "check with `metasched status`" in run("submit", "--wrap", "x").err
     assert [path for _, path, _, _ in daemon.requests] == ["/jobs", "/health"]
 
@@ -145,7 +151,7 @@ def test_a_submission_without_answer_is_repeated_with_its_key(
     monkeypatch.setattr("metasched.client.client.RETRY_INTERVAL", 0.0)
     row: dict[str, Any] = {"job": 7, "priority": 3, "cluster": None, "tasks": None, "warnings": []}
     daemon.answer("/jobs", b"", (504, {"error": "?"}), (503, {"error": "away"}), {"jobs": [row]})
-    daemon.answer("/health", (503, {"error": "away"}), {"idempotency_keys": True})
+    daemon.answer("/health", (503, {"error": "away"}), {"instance": "a"})
     assert run("submit", "--parsable", "--wrap", "x").out == "7\n"
     sent = [
         (key, body)
@@ -162,14 +168,14 @@ def test_a_submission_without_answer_is_repeated_with_its_key(
 
 def test_a_refusal_of_a_repeated_submission_is_final(daemon: FakeDaemon, run: Run) -> None:
     daemon.answer("/jobs", b"", (409, {"error": "another submission has used key k"}))
-    daemon.answer("/health", {"idempotency_keys": True})
+    daemon.answer("/health", {"instance": "a"})
     done = run("submit", "--wrap", "x")
     assert (done.code, "has used key k" in done.err) == (1, True)
 
 
 def test_a_submission_is_repeated_for_a_time(daemon: FakeDaemon) -> None:
     daemon.answer("/jobs", b"")
-    daemon.answer("/health", {"idempotency_keys": True})
+    daemon.answer("/health", {"instance": "a"})
     with pytest.raises(ResponseLost, match="check with"):
         Client(daemon.path, retry_time=0).submit({})
     assert len(daemon.requests) == 1
