@@ -51,7 +51,7 @@ class DaemonStarted(msgspec.Struct, frozen=True):
     policy_file: str = ""  # path of the policy file; "": the defaults
     policy_digest: str = ""  # SHA-256 of that file
     policy_owner: str = ""  # account that owns it, or activated it
-    policy_version: int = 0  # 0: versions were not recorded yet
+    policy_version: int = 0  # 0: it has none, as in simulations
     policy_cause: str = ""  # how this version came into force, and why; for the record
     # of a daemon that re-read its configuration: who asked for it, and what changed; for the record
     by: str = ""

@@ -87,7 +87,7 @@ class Attempt(msgspec.Struct):
     has_started: bool = False  # whether the payload ever started under this dispatch
     # folder of its payload's claim: `fence_dir` until the call; "": no claims
     fence: str = ""
-    gres_choice: int | None = None  # `Job.gres_choices` that it requests; None: not recorded
+    gres_choice: int | None = None  # `Job.gres_choices` that it requests; None: there is one
     licence_choice: int | None = None  # `Job.licence_choices` that it has leased; None: none
     revoking: bool = False  # its claim may have been revoked
     revoked: bool = False  # its claim has been revoked
