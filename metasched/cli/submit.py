@@ -27,7 +27,7 @@ def submit(options: Mapping[str, object], command: Sequence[str]) -> int:
     if "json" in options:
         keys = ["job", "priority", "cluster", "expected_start", "expected_early", "expected_late"]
         keys += ["why"] if "why" in answer else []
-        print(json.dumps({key: answer[key] for key in keys}))
+        print(json.dumps({key: answer.get(key) for key in keys}))
     elif "parsable" in options and not submission["dry_run"]:
         print(answer["job"])
     else:

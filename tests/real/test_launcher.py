@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from metasched import launcher
-from metasched.adapters.launcher_client import PROTOCOL, LauncherClient
+from metasched.adapters.launcher_client import LauncherClient
+from metasched.launcher import PROTOCOL
 from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
 from metasched.processes.commands import wait_for_result
 from tests.harness import accounts
