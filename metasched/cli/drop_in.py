@@ -64,7 +64,7 @@ def slurm(
         return
     client = connect(config)
     health = client.health()
-    first_id = health.get("first_id", 1)
+    first_id = health["first_id"]
     problem, remedy = first_id_problem(first_id, client.clusters())
     if problem:
         raise DropInError(f"{problem}; {remedy}")

@@ -143,7 +143,7 @@ def _print_licences(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
         ([format_number(row.get(column)) for column in columns] for row in rows),
     )
     _print_holders(rows)
-    windows = [(row["licence"], window) for row in rows for window in row.get("windows", ())]
+    windows = [(row["licence"], window) for row in rows for window in row["windows"]]
     if windows:
         print()
         print_table(

@@ -421,7 +421,7 @@ def _print_reservations(rows: Sequence[Mapping[str, Any]]) -> None:
                 *(row[column] for column in columns[:5]),
                 *_format_window(row),
                 ",".join(row["nodes"]),
-                ",".join(f"{name}:{count}" for name, count in row.get("licences", {}).items()),
+                ",".join(f"{name}:{count}" for name, count in row["licences"].items()),
                 row["cause"],
             )
             for row in rows

@@ -413,7 +413,7 @@ def _change(verb: str, names: Sequence[str], real: _Real) -> int:
 
 def _unchanged(action: str, answer: Any) -> str:
     """Return in Slurm's words why an action changed none of the tasks; "": it changed some."""
-    states = {row["was"] for row in answer.get("folded", answer.get("jobs"))}
+    states = {row["was"] for row in answer["folded"]}
     if action == "requeue" and states and states <= {"queued", "held", "dispatching", "pending"}:
         return "Job is pending execution"
     if action != "requeue" and states and states.isdisjoint(OPEN_STATES.split(",")):

@@ -72,7 +72,7 @@ def of_release(cluster: SlurmCluster, text: str) -> str:
     """Return words of ours as this release of Slurm has them; ours are those of 22.05 and 24.11."""
     if cluster.release < (26, 0):
         return text
-    # the partition of the tests lets no jobs share processors; earlier releases did not look at it
+    # the partition of the tests lets no jobs share processors
     text = text.replace("|OK|", "|NO|").replace("keyword:show \n", "keyword:show\n")
     text = text.replace("999999999_3:", "999999999_[3]:")
     return text.replace("slurm_suspend error: ", "slurm_suspend error:")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,8 @@ from tests.unit.cli.fake_daemon import FakeDaemon, Run, row
 FIRST_ID = 100_000_001
 
 
-def prepare(daemon: FakeDaemon, first_id: int | None, native_id: int | None, *jobs: int) -> None:
-    health: dict[str, Any] = {"user": "ada"} | ({"first_id": first_id} if first_id else {})
-    daemon.answer("/health", health)
+def prepare(daemon: FakeDaemon, first_id: int, native_id: int | None, *jobs: int) -> None:
+    daemon.answer("/health", {"user": "ada", "first_id": first_id})
     daemon.answer("/clusters", [{"cluster": "alpha", "max_native_id": native_id}])
     daemon.answer("/jobs", [row(job) for job in jobs])
 
@@ -35,7 +33,7 @@ def test_the_folder_has_the_commands(daemon: FakeDaemon, run: Run) -> None:
 @pytest.mark.parametrize(
     ("first_id", "native_id", "jobs", "message"),
     [
-        (None, 7, (), "the daemon has no first_id, .*; set first_id = 100000001 in"),
+        (1, 7, (), "the daemon has no first_id, .*; set first_id = 100000001 in"),
         (1, 2**32 - 1, (), "the daemon has no first_id, .*; set first_id = 4294967296 in"),
         (50, 50, (), "cluster alpha has ids up to 50, first_id is 50; set first_id = 100000001"),
         (
@@ -50,7 +48,7 @@ def test_the_folder_has_the_commands(daemon: FakeDaemon, run: Run) -> None:
 def test_ids_that_could_be_those_of_other_jobs(
     daemon: FakeDaemon,
     run: Run,
-    first_id: int | None,
+    first_id: int,
     native_id: int,
     jobs: tuple[int, ...],
     message: str,
