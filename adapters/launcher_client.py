@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from metasched.adapters.commands import CommandResult, wait_for_result
-from metasched.adapters.errors import Refused, SiteFault, Unreachable
 from metasched.launcher import MISMATCH_REMEDY, PROTOCOL
+from metasched.model.adapter_errors import Refused, SiteFault, Unreachable
+from metasched.processes.commands import CommandResult, wait_for_result
 
 REPLY_TIMEOUT = 10.0  # seconds for a reply of the launcher that waits for no command
 

@@ -383,7 +383,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
     if (message := next(messages, None)) is None:
         return 0  # the daemon could not start this process completely, or has ended
-    boot = msgspec.json.decode(first_line, type=WorkerBoot)
+    boot = msgspec.json.decode(message, type=WorkerBoot)
     if boot.protocol != WORKER_PROTOCOL:
         sys.exit(
             f"metasched: error: {boot.cluster.name}: the daemon has protocol {boot.protocol}, this "

@@ -25,20 +25,8 @@ from metasched.model.dependencies import DependencyTarget, parse_dependency
 from metasched.model.job import Job, State
 
 EVENT_TYPES: dict[str, type[CoreEvent]] = {kind.__name__: kind for kind in get_args(CoreEvent)}
-_COLUMNS = {
-    "dispatch_id": "sending",
-    "dispatched": "sent",
-    "manager_reason": "word",
-    "rejected": "refused",
-    "yields_to": "rival",
-    "has_started": "begun",
-}
-# Fields of Attempt by the columns that store them.
-ATTEMPT_FIELDS = {
-    column: field.name
-    for field in structs.fields(Attempt)
-    if (column := _COLUMNS.get(field.name, field.name)) in attempt.c
-}
+# Fields of Attempt that have a column of their own; the others begin anew after a restart.
+ATTEMPT_FIELDS = tuple(f.name for f in structs.fields(Attempt) if f.name in attempt.c)
 # all rows at once take more memory than the objects made of them, and the process keeps that
 _IN_PORTIONS = {"yield_per": 1000}
 _SAME_TASK = and_(task.c.job == attempt.c.job, task.c.task_index == attempt.c.task_index)

@@ -30,13 +30,7 @@ from metasched.db.schema import licence, reservation
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 
 _IS_OPEN = reservation.c.state.in_(sorted(OPEN_STATES))
-_COLUMNS = {
-    "created": "made",
-    "bound_nodes": "placed",
-    "known_to_manager": "held",
-    "rejections": "tries",
-}
-_JSON_COLUMNS = ("nodes", "placed", "offers", "licences", "users", "accounts")
+_JSON_COLUMNS = ("nodes", "bound_nodes", "offers", "licences", "users", "accounts")
 _UPDATE = (
     update(reservation)
     .where(reservation.c.id == bindparam("b_id"))
@@ -220,7 +214,7 @@ def find_conflicts(connection: Connection) -> Iterator[str]:
 
 def _encode_row(encoded: Reservation) -> dict[str, Any]:
     fields = structs.fields(Reservation)
-    row = {_COLUMNS.get(field.name, field.name): getattr(encoded, field.name) for field in fields}
+    row = {field.name: getattr(encoded, field.name) for field in fields}
     return row | {name: msgspec.json.encode(row[name]).decode() for name in _JSON_COLUMNS}
 
 
@@ -228,9 +222,5 @@ def _decode_row(row: Any) -> Reservation:
     values = {
         str(name): value for name, value in row._mapping.items()
     }  # msgspec needs plain str keys
-    decoded = {name: msgspec.json.decode(values.pop(name)) for name in _JSON_COLUMNS}
-    values = {**values, **decoded}
-    values = {
-        field: values.get(_COLUMNS.get(field, field)) for field in Reservation.__struct_fields__
-    }
-    return msgspec.convert(values, Reservation)
+    decoded = {name: msgspec.json.decode(values[name]) for name in _JSON_COLUMNS}
+    return msgspec.convert(values | decoded, Reservation)

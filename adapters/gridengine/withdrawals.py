@@ -18,6 +18,7 @@ from msgspec import structs
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.gridengine.commands import IDS_PER_COMMAND, CellCommands, id_lists
 from metasched.adapters.gridengine.listing import OwnJobs, QstatJob, TaskKey
+from metasched.model.adapter_errors import Unreachable
 
 _DELETED_MESSAGE = re.compile(r"has deleted job (\d+)")
 _ALREADY_GONE_MESSAGE = re.compile(r"does not exist|already in deletion|has deleted|has registered")

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from metasched.client.schemas import JobRequest
+from metasched.config.settings import ClusterSettings
 from metasched.errors import ApiError
-from metasched.model.cluster import Cluster
-
-SLURM_ADAPTER = "slurm"
 
 
 def apply_slurm_options(

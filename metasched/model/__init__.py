@@ -22,6 +22,8 @@ calendar              acts that recur
 audit                 audit records and their kinds
 mail, mail_types      mails that the owner of a job wants
 notice                a fact that a mail or webhook reports
+units                 durations, times, memory, counts as users write them
+adapter_errors        what calls of an adapter raise
 """
 
 from importlib import import_module

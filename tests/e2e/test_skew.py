@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,58 +16,8 @@ from metasched.launcher import PROTOCOL
 from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
 from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
-from tests.e2e.two_releases import LICENCE, LOCAL, UpgradedSite
 from tests.harness.accounts import KEEPER, A
-from tests.harness.previous_release import PreviousRelease
 from tests.harness.root_launcher import RootLauncher, launcher_of
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def use(run: Run, folder: Path) -> None:
-    """Use the commands on jobs and resources; each must succeed."""
-
-    def output_of(*arguments: str | Path) -> str:
-        return run(*arguments).stdout
-
-    waiting = output_of("submit", "--parsable", "-t", "5", "--hold", "--wrap", "echo done").strip()
-    output_of("modify", waiting, "--time", "10")
-    output_of("release", waiting)
-    output_of("wait", waiting)
-    assert output_of("output", waiting) == "done\n"
-    [row] = json.loads(output_of("status", waiting, "--json"))
-    assert (row["state"], row["exit_code"]) == ("completed", 0)
-    assert json.loads(output_of("story", waiting, "--json"))
-    array = ("submit", "--parsable", "--array=0-1", "-L", "solver:1", "--wrap", "sleep 600")
-    running = output_of(*array).strip()
-    assert f"{running}" in output_of("explain", running)
-    output_of("hold", running)
-    output_of("cancel", running)
-    for listing in ("clusters", "licences", "reservations"):
-        json.loads(output_of(listing, "--json"))
-    output_of("cluster", "drain", "left")
-    output_of("cluster", "resume", "left")
-
-
-@pytest.fixture
-def upgraded(tmp_path: Path, previous_release: PreviousRelease) -> Iterator[UpgradedSite]:
-    new_site = UpgradedSite(tmp_path, previous_release)
-    new_site.configure(LICENCE + LOCAL)
-    try:
-        yield new_site
-    finally:
-        new_site.close()
-
-
-def test_commands_of_the_previous_release_work_with_this_daemon(upgraded: UpgradedSite) -> None:
-    upgraded.upgrade()
-    use(upgraded.run_previous, upgraded.folder)
-
-
-def test_commands_work_with_a_daemon_of_the_previous_release(upgraded: UpgradedSite) -> None:
-    upgraded.start()
-    upgraded.upgraded = True  # the commands, not the daemon
-    use(upgraded.run, upgraded.folder)
 
 
 def answer_to(site: Site, head: str) -> str:
@@ -133,7 +83,7 @@ def test_a_launcher_of_another_protocol_closes_the_cluster(
 ) -> None:
     site = multi_user
     site.launcher.program = str(launcher_of(other, site.folder))
-    site.set_up(LOCAL, f"[cluster.left]\n{SUPERVISE}")
+    site.set_up(ONE_LOCAL, f"[cluster.here]\n{SUPERVISE}")
     site.start("down:")
     line = (
         f"the launcher has protocol {other}, this daemon {PROTOCOL}; install the same release of "

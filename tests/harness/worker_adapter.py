@@ -17,7 +17,6 @@ import msgspec
 from msgspec import structs
 
 from metasched.adapters.base import Adapter, Capabilities, Submission, Withdrawal
-from metasched.adapters.errors import PartlySubmitted, Refused, Unreachable
 from metasched.adapters.protocol import (
     FIRST_CURSOR,
     WORKER_PROTOCOL,
@@ -25,6 +24,7 @@ from metasched.adapters.protocol import (
     WorkerCall,
     WorkerReply,
 )
+from metasched.model.adapter_errors import PartlySubmitted, Refused, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
@@ -34,10 +34,12 @@ from metasched.model.survey import ReservationSpec, Survey
 from metasched.processes.frames import read_frames, write_frame
 from tests.harness.reaper import dying_with
 
-# Lines of sh that read a call and answer it.
+# Commands of sh that read a call and answer it. The length of a reply is in four bytes before it.
 ANSWER_A_CALL = (
-    'read -r call; number=${call##*\\"number\\":}; '
-    f'echo "{{\\"number\\":${{number%%[!0-9]*}},\\"protocol\\":{WORKER_PROTOCOL}}}"'
+    "call=$(dd bs=65536 count=1 2>/dev/null | tr -d '\\000'); "
+    'number=${call##*\\"number\\":}; '
+    f'reply="{{\\"number\\":${{number%%[!0-9]*}},\\"protocol\\":{WORKER_PROTOCOL}}}"; '
+    r'printf "\\000\\000\\000\\$(printf %03o ${#reply})%s" "$reply"'
 )
 
 

@@ -150,7 +150,9 @@ def test_a_request_on_which_the_core_fails_changes_nothing(
 
 GARBAGE = """
 import itertools, os, sys
-sys.stdin.readline()  # the boot
+from metasched.processes.frames import read_frames, write_frame
+messages = read_frames(sys.stdin.buffer)
+next(messages)  # the boot
 rows = '{{"delta":{{"taken":1.0,"since":0.0,"until":1.0,"rows":[{}],"full":true}}}}'
 row = '{{"tag":{},"task":{},"native_id":"1","state":"running","started":{},"exit_code":{}}}'
 lines = [

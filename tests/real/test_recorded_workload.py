@@ -36,7 +36,6 @@ from metasched.laboratory.simulate.synthetic import generate_lublin
 from metasched.laboratory.simulate.workload import Overlay, Workload, WorkloadEntry
 from metasched.model.job import Job
 from metasched.model.licence import LicencePool
-from metasched.model.stored_names import EVENT_KINDS
 from metasched.policies.local.registry import make_policy
 from metasched.policies.policy import Policy
 from tests.harness.recorded_site import record
@@ -235,8 +234,8 @@ def _change_start(database: Database, local_policy: str) -> None:
         msgspec.structs.replace(each, local_policy=local_policy) for each in started.clusters
     )
     data = msgspec.json.encode(msgspec.structs.replace(started, clusters=clusters)).decode()
-    kind = EVENT_KINDS["DaemonStarted"]
-    change_rows(database, update(event).where(event.c.kind == kind).values(data=data))
+    is_start = event.c.kind == DaemonStarted.__name__
+    change_rows(database, update(event).where(is_start).values(data=data))
 
 
 def _starts(database: Database) -> list[Any]:

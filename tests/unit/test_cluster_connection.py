@@ -28,9 +28,6 @@ from metasched.model.tags import tag_of
 from tests.harness.worker_adapter import ANSWER_A_CALL
 from tests.unit.core_site import NOW, Site, job
 
-READ_CALL = "dd bs=65536 count=1 >/dev/null 2>&1"
-REPLY = r"printf '\0\0\0\2{}'"
-
 
 class FakeProcess:
     """A process that ends when `ended` is set."""

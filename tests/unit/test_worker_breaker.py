@@ -19,9 +19,6 @@ from tests.harness.worker_adapter import ANSWER_A_CALL
 
 TIMEOUT = 0.2  # of a call, in seconds
 
-READ_CALL = "dd bs=65536 count=1 >/dev/null 2>&1"
-REPLY = r"printf '\0\0\0\2{}'"
-
 
 class CountedWorker(WorkerProcess):
     """A worker whose process is a shell script; counts its starts."""
@@ -65,8 +62,11 @@ class CountedWorker(WorkerProcess):
     [
         ("exec sleep 60", "no answer to poll in "),  # hangs
         ("exit 3", "its worker died with exit code 3"),
-        ("echo nonsense; exec sleep 60", "its worker sent an invalid reply"),
-        ("echo '{}'; exec sleep 60", "its worker has protocol 0, this daemon "),
+        (r"printf '\0\0\0\010nonsense'; exec sleep 60", "its worker sent an invalid reply"),
+        (r"printf '\0\0\0\002{}'; exec sleep 60", "its worker has protocol 0, this daemon "),
+        ("echo nonsense; exec sleep 60", "its worker failed: an answer of more than 256 MiB"),
+        (r"printf '\0\0\0\010half'; exit 3", "its worker died with exit code 3"),
+        (r"printf '\0\0\0\010half'; exec sleep 60", "no answer to poll in "),
     ],
 )
 def test_a_worker_that_fails_is_paused_longer_each_time(script: str, cause: str) -> None:
