@@ -41,7 +41,7 @@ from tests.unit.test_slurm_windows import SHOWN
 
 RECORDED = [
     json.loads(path.read_text())
-    for path in sorted((Path(__file__).parents[1] / "recorded").glob("*.json"))
+    for path in sorted((Path(__file__).parents[1] / "recorded").glob("slurm-*.json"))
 ]
 CELL: dict[str, list[str]] = json.loads(  # answers of Grid Engine 8.1.9
     (Path(__file__).parents[1] / "recorded" / "gridengine" / "8.1.9.json").read_text()
