@@ -25,6 +25,7 @@ from metasched.paths import NEXT_CURSOR_HEADER
 Row = Mapping[str, Any]
 Key = tuple[str, ...]  # of a row: texts that order a listing
 MAX_PAGE = MAX_EXAMINED  # rows
+_NUMBER = re.compile(r"-1|[0-9]{1,19}")  # in a cursor
 MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
 
 PageLimit = Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="rows of a page")]
@@ -93,9 +94,10 @@ def encode_cursor(*numbers: int) -> str:
 
 
 def decode_cursor(text: str, count: int) -> tuple[int, ...]:
-    """Read a cursor of so many numbers. ApiError for any other text."""
-    if re.fullmatch(rf"\d{{1,19}}(\.\d{{1,19}}){{{count - 1}}}", text, re.ASCII):
-        numbers = tuple(map(int, text.split(".")))
+    """Read a cursor of so many numbers; -1 is before the first. ApiError for any other text."""
+    words = text.split(".", count)
+    if len(words) == count and all(_NUMBER.fullmatch(word) for word in words):
+        numbers = tuple(map(int, words))
         if max(numbers) <= MAX_NUMBER:
             return numbers
     raise _cursor_error(text)

@@ -125,15 +125,15 @@ def test_a_failure_leaves_the_old_database_as_it_was(
 def test_a_move_to_nowhere(site: Site) -> None:
     site.start()
     site.stop()
-    for url, message in (
-        (f"sqlite:///{site.folder}/metasched.db", "is the database itself"),
-        ("postgresql://127.0.0.1:1/x", "refused"),
-        ("mysql://x/y", "is not supported"),
-        ("nonsense", "is not a URL"),
+    for code, url, message in (
+        (1, f"sqlite:///{site.folder}/metasched.db", "is the database itself"),
+        (1, "postgresql://127.0.0.1:1/x", "refused"),
+        (2, "mysql://x/y", "is not supported"),
+        (2, "nonsense", "is not a URL"),
         # the configuration would resolve it in another folder than this command
-        ("sqlite:///new.db", f"write sqlite:///{site.folder}/new.db"),
-        ("sqlite:///../new.db", f"write sqlite:///{site.folder}/../new.db"),
+        (2, "sqlite:///new.db", f"write sqlite:///{site.folder}/new.db"),
+        (2, "sqlite:///../new.db", f"write sqlite:///{site.folder}/../new.db"),
     ):
-        assert message in site.error("db", "move", url, code=1)
+        assert message in site.error("db", "move", url, code=code)
     assert not list(site.folder.rglob("new.db*"))
     site.start()

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, delete, event, insert, text, update
 
+from metasched.api.pages import decode_cursor, encode_cursor
 from metasched.core.tasks import TaskId
 from metasched.core.transitions import FINAL
 from metasched.db.job_pages import BEFORE_ALL, TaskFilter, TaskSelector, read_page, read_runs
@@ -230,6 +231,8 @@ def test_every_row_is_on_one_page_whatever_changes(
                 listed += [(row["job"], index) for index in indices]
             assert page.next_after is None or page.next_after > after
             after = page.next_after
+            if after is not None:  # as a client sends it back
+                assert decode_cursor(encode_cursor(*after), 2) == after
             for change in pending[:2]:
                 _apply(stored, change)
                 now = stored.matching(wanted)
