@@ -25,6 +25,8 @@ Each package imports only packages below it in this list:
 
 Apart from these:
     launcher          runs as root in site mode: acts as the owners of jobs
+    version, checkout version and commit of this code
+    build_hook        adds the commit to wheels, compiles hot modules with mypyc; unused at run time
 
 No module imports `cli`, and only `cli` imports `laboratory`. Stable for authors of policies and
 adapters: `model`, `policies.classify`, `policies.dispatch`, `carts`, `adapters.base`.

@@ -1,12 +1,13 @@
-"""A build hook of hatchling: compiles the hot modules with mypyc if METASCHED_COMPILE is 1.
+"""A build hook of hatchling: adds the commit, and compiled modules if METASCHED_COMPILE is 1.
 
-The modules are listed in pyproject.toml. They are compiled in a temporary folder and added to the
-wheel beside their sources. No other module imports it.
+The hot modules are listed in pyproject.toml. mypyc compiles them in a temporary folder, and they
+are added to the wheel beside their sources. No other module imports it.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import sysconfig
@@ -20,17 +21,41 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SWITCH = "METASCHED_COMPILE"
 # Types are checked elsewhere; where a wheel is built the dependencies may be missing.
 MYPY_OPTIONS = ["--config-file=", "--follow-imports=silent", "--ignore-missing-imports"]
+COMMIT_FILE = "metasched/COMMIT"  # read by metasched/version.py; an sdist has it already
 
 
-class MypycBuildHook(BuildHookInterface[Any]):
-    """Adds the compiled modules to a wheel; an editable install stays pure Python."""
+class BuildHook(BuildHookInterface[Any]):
+    """Adds the commit to wheels and sdists, and compiled modules to wheels.
+
+    An editable install stays pure Python, and reads its commit when it runs.
+    """
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return list(self.config["requires"]) if os.environ.get(SWITCH) == "1" else []
+        compiled = self.target_name == "wheel" and os.environ.get(SWITCH) == "1"
+        return list(self.config["requires"]) if compiled else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self._folder = TemporaryDirectory(prefix="metasched-")
+        if version != "editable":
+            build_data["force_include"].update(self._commit_file())
+        if self.target_name == "wheel":
+            self._add_compiled_modules(version, build_data)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        self._folder.cleanup()
+
+    def _commit_file(self) -> dict[str, str]:
+        """Write the commit of the checkout, if it has one; return the path in the archive."""
+        root, path = Path(self.root), Path(self._folder.name, "COMMIT")
+        commit = runpy.run_path(str(root / "metasched/checkout.py"))["commit_of"](root)
+        if commit is None or (root / COMMIT_FILE).exists():
+            return {}
+        path.write_text(f"{commit}\n")
+        return {str(path): COMMIT_FILE}
+
+    def _add_compiled_modules(self, version: str, build_data: dict[str, Any]) -> None:
         switch = os.environ.get(SWITCH, "")
         if switch in ("", "0"):
             return
@@ -41,14 +66,9 @@ class MypycBuildHook(BuildHookInterface[Any]):
             return
         if missing := _missing_requirement(self.config["requires"]):
             self.app.abort(f"metasched: error: there is no {missing}, or leave it out")
-        self._folder = TemporaryDirectory(prefix="metasched-")
         libraries = _compile(Path(self.root), self.config["modules"], Path(self._folder.name))
         build_data["force_include"].update(libraries)
         build_data["pure_python"], build_data["infer_tag"] = False, True
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if not build_data["pure_python"]:
-            self._folder.cleanup()
 
 
 def _missing_requirement(requires: list[str]) -> str:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -59,7 +58,8 @@ from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
-from metasched.model.units import iso
+from metasched.units import iso
+from metasched.version import COMMIT, VERSION
 
 log = logging.getLogger("metasched")
 
@@ -80,7 +80,7 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
     """Create the application. All lasting state is in `daemon`."""
     app = FastAPI(
         title="metasched",
-        version=version("metasched"),
+        version=VERSION,
         servers=[{"url": PATHS}],
         openapi_url=None,  # `reference` asks for a credential
         docs_url=None,
@@ -118,7 +118,8 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
         await daemon.database_probe.check()
         return {
             "instance": service.core.instance,
-            "version": version("metasched"),
+            "version": VERSION,
+            "commit": COMMIT,
             "started": iso(daemon.started),
             "user": caller.user,
             "operator": caller.operator,

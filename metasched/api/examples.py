@@ -570,7 +570,8 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
     },
     ("GET", "/health"): {
         "instance": "k3f9",
-        "version": "0.3.0",
+        "version": "1.0.0",
+        "commit": "5d41402ab",
         "started": "2026-11-25T06:00:00.000+00:00",
         "user": "ada",
         "operator": False,

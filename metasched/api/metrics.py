@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.metadata import version
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -45,7 +44,6 @@ async def metrics(
     """Return all metrics. Without a running scheduler those of the daemon alone, not an error."""
     database_up = await _database_answers(daemon)
     readings = daemon_families(
-        version("metasched"),
         daemon.started,
         database_up=database_up,
         size=await daemon.database_size.read() if database_up else None,

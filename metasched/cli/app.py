@@ -87,12 +87,13 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as version_of
         from importlib.util import find_spec
+
+        from metasched.version import RELEASE
 
         core_spec = find_spec("metasched.core.scheduler")
         is_pure = core_spec is None or str(core_spec.origin).endswith(".py")
-        print(f"metasched {version_of('metasched')}{'' if is_pure else ' (compiled)'}")
+        print(f"metasched {RELEASE}{'' if is_pure else ' (compiled)'}")
 
 
 def run(arguments: Sequence[str]) -> int:

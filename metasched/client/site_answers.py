@@ -524,6 +524,7 @@ class HealthRow(TypedDict):
 
     instance: str
     version: str
+    commit: str | None  # of the code; null: unknown
     started: str
     user: str  # who asks
     operator: bool

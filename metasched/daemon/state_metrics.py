@@ -24,6 +24,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.database_size import Size
 from metasched.daemon.service import SchedulerService
 from metasched.model.job import MANAGER_REASON, Reason
+from metasched.version import COMMIT, VERSION
 
 Family = GaugeMetricFamily | CounterMetricFamily | InfoMetricFamily
 
@@ -78,7 +79,7 @@ def reason_label(reason: str) -> str:
 
 
 def daemon_families(
-    version: str, started: float, *, database_up: bool, size: Size | None, running: bool
+    started: float, *, database_up: bool, size: Size | None, running: bool
 ) -> list[Family]:
     """Return the readings that need no running service. `size` None: unknown."""
     used = _gauges("database_bytes", "Size of the database.")
@@ -87,9 +88,9 @@ def daemon_families(
         used.add_metric([], size.used)
         if size.free is not None:
             free.add_metric([], size.free)
-    info = InfoMetricFamily("metasched", "Release of the daemon.", {"version": version})
+    release = {"version": VERSION, "commit": COMMIT or ""}
     return [
-        info,
+        InfoMetricFamily("metasched", "Release of the daemon.", release),
         _gauge("start_time_seconds", "Start of the daemon, epoch seconds.", started),
         _gauge("database_up", "Whether the database answers (1) or not (0).", float(database_up)),
         used,

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 
 import msgspec
 
@@ -19,9 +18,8 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.model.listing import PolicyExclusions
-from metasched.processes.child_processes import describe_exit
-from metasched.processes.frames import framed, read_frame
-from metasched.times.timeouts import reply_timeout
+from metasched.timeouts import reply_timeout
+from metasched.version import RELEASE
 
 log = logging.getLogger("metasched")
 
@@ -167,8 +165,8 @@ class WorkerProcess:
         """The remedy for a worker in an environment of its own that never replied."""
         if self._replied or self.settings.python is None:
             return ""
-        release = f"metasched {version('metasched')}"
-        return f" before its first answer; install {release} for {self.settings.python}"
+        python = self.settings.python
+        return f" before its first answer; install metasched {RELEASE} for {python}"
 
     @property
     def _name(self) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from metasched.version import COMMIT
+
 ROOT = Path(__file__).parents[2]
 FILE = Path(os.environ.get("METASCHED_BENCH", ROOT / "docs/benchmarks.json"))
 PAGE = ROOT / "docs/benchmarks.md"
@@ -187,21 +189,15 @@ class Figure(msgspec.Struct, frozen=True):
 
 def current_conditions() -> Conditions:
     """Describe this machine and checkout."""
-    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", *MEASURED]
+    changes = subprocess.run(command, capture_output=True, check=False).stdout
     return Conditions(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        commit=commit + ("+" if _git("status", "--porcelain", "--", *MEASURED) else ""),
+        commit=(COMMIT or "unknown") + ("+" if changes else ""),
         python=platform.python_version(),
         machine=f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
         load=round(os.getloadavg()[0], 1),
     )
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
 
 
 def read_figures(path: Path) -> list[Figure]:

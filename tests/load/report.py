@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from statistics import median
 import msgspec
 import psutil
 
+from metasched.version import COMMIT
 from tests.load.monitor import Sample
 from tests.load.run import Result, UserStarts, warm_thirds
 from tests.load.site import Size
@@ -88,15 +88,9 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 def stored(result: Result, note: str = "") -> Stored:
     """Return a result with its conditions."""
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     return Stored(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        commit=commit or "unknown",
+        commit=COMMIT or "unknown",
         machine=f"{platform.machine()}, {psutil.cpu_count()} processors, "
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB, Python {platform.python_version()}",
         load=round(os.getloadavg()[0], 1),

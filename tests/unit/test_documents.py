@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_links_and_anchors_resolve(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_changes_begin_with_the_present_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs/CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == project["version"]
 
 
 def commands(text: str) -> Iterator[str]:

@@ -7,7 +7,6 @@ import math
 import shutil
 import subprocess
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -30,8 +29,9 @@ from metasched.laboratory.experiments.tables import (
     render_tables,
     save_results,
 )
-from metasched.laboratory.simulate import metrics
-from metasched.laboratory.simulate.settings import SimulationSettings
+from metasched.simulate import metrics
+from metasched.simulate.settings import SimulationSettings
+from metasched.version import RELEASE
 from tests.conftest import require
 from tests.harness.traces import trace
 
@@ -392,7 +392,9 @@ def test_experiments_name_the_formulas_of_their_policies() -> None:
     assert described["random-queues"] == []
 
 
-def test_stored_results_name_the_code_that_ran(tmp_path: Path) -> None:
+def test_stored_results_name_the_code_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if shutil.which("git") is None:
         require("git", "git is not installed")
 
@@ -403,8 +405,9 @@ def test_stored_results_name_the_code_that_ran(tmp_path: Path) -> None:
         )
         return done.stdout.strip()
 
-    release = f"release {version('metasched')}"
+    release = f"release {RELEASE}"
     assert measured_code(tmp_path) == release  # no checkout
+    (tmp_path / "pyproject.toml").write_text('name = "metasched"\n')
     git("init", "--quiet")
     assert measured_code(tmp_path) == release  # no commit
     for folder in CODE_FOLDERS:
@@ -418,6 +421,8 @@ def test_stored_results_name_the_code_that_ran(tmp_path: Path) -> None:
     assert measured_code(tmp_path / "metasched") == release  # in another checkout
     (tmp_path / "metasched/module.py").write_text("changed")
     assert measured_code(tmp_path) == f"{revision} with changes"
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git
+    assert measured_code(tmp_path) == f"{revision}, perhaps with changes"
 
 
 def test_the_page_of_tables_is_what_the_command_prints(

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HASH = "0123456789abcdef" * 2 + "01234567"
+COMMIT_FILE = "metasched/COMMIT"
 
 # Alembic loads its scripts as files, not as modules; an import of `__main__` would run it.
 LIST_MODULES = """
@@ -41,17 +44,38 @@ def sources() -> set[str]:
     }
 
 
+def source_archive(folder: Path) -> Path:
+    """Copy what a build needs; the copy has no .git."""
+    compiled = shutil.ignore_patterns("__pycache__", "*.so")
+    for name in ("metasched", "adapters", "db", "policies", "packaging", "man"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=compiled)
+    for name in ("README.md", "LICENSE", "pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def built_wheel(checkout: Path, folder: Path, *options: str) -> Path:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder]
+    subprocess.run([*command, checkout], check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkout of the commit HASH."""
+    folder = source_archive(tmp_path_factory.mktemp("checkout"))
+    (folder / ".git").mkdir()
+    (folder / ".git/HEAD").write_text(f"{HASH}\n")
+    return folder
+
+
 @pytest.fixture(scope="module", params=["direct", "from the sdist"])
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    direct = ["--wheel"] if request.param == "direct" else []  # else: the sdist, then its wheel
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", *direct, "--outdir", folder, ROOT],
-        check=True,
-        capture_output=True,
-    )
-    (built,) = folder.glob("*.whl")
-    return built
+def wheel(
+    checkout: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    options = ["--wheel"] if request.param == "direct" else []  # else: the sdist, then its wheel
+    return built_wheel(checkout, tmp_path_factory.mktemp("dist"), *options)
 
 
 def version_of(wheel: Path) -> str:
@@ -68,8 +92,29 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.startswith(data)} == {
         f"{data}/data/share/man/man1/{path.name}" for path in (ROOT / "man").iterdir()
     }
-    assert {name for name in names if name.startswith("metasched/")} == sources()
+    assert {name for name in names if name.startswith("metasched/")} == sources() | {COMMIT_FILE}
     assert f"{info}/licenses/LICENSE" in names
+
+
+def test_wheel_carries_the_commit_of_its_build_and_no_path(wheel: Path, checkout: Path) -> None:
+    with ZipFile(wheel) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    assert contents[COMMIT_FILE].decode() == f"{HASH[:9]}\n"
+    folders = [bytes(folder) for folder in (checkout, ROOT, Path(sys.prefix), wheel.parent)]
+    paths = {
+        (name, folder)
+        for name, content in contents.items()
+        for folder in folders
+        if folder in content
+    }
+    assert paths == set()
+
+
+def test_a_source_archive_names_no_commit(tmp_path: Path) -> None:
+    wheel = built_wheel(source_archive(tmp_path / "source"), tmp_path, "--wheel")
+    assert version_of(wheel) == PROJECT["version"]
+    with ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if name.startswith("metasched/")} == sources()
 
 
 def test_wheel_keeps_the_drop_in_commands_executable(wheel: Path) -> None:
@@ -120,7 +165,7 @@ def test_metadata(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
         entries = archive.read(f"{info}/entry_points.txt").decode()
     assert metadata["Name"] == "metasched"
-    assert re.match(r"\d+\.\d+", metadata["Version"])  # from git tags, or the fallback
+    assert metadata["Version"] == PROJECT["version"]
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["License-File"] == "LICENSE"
@@ -152,6 +197,9 @@ def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Pat
     assert ran.returncode == 0, ran.stderr
     loaded = json.loads(ran.stdout)
     assert {Path(file).is_relative_to(site / "metasched") for file in loaded.values()} == {True}
+    command = [bare / "bin/metasched", "--version"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"metasched {PROJECT['version']} (commit {HASH[:9]})\n"
     expected = {path for path in sources() if path.endswith(".py") and "migrations/" not in path}
     expected = {path for path in expected if not path.endswith("__main__.py")}
     assert {os.path.relpath(file, site) for file in loaded.values()} >= expected

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
 
 import msgspec
 
@@ -21,6 +20,7 @@ from metasched.daemon.doctor.database_checks import MAX_CLOCK_SKEW
 from metasched.daemon.doctor.findings import Finding, found, passed
 from metasched.licence_servers.base import LicenceServerError
 from metasched.licence_servers.process import ServerQuery, query_server
+from metasched.version import RELEASE
 
 MAX_REPORT_TIME = 0.3  # seconds of a check's time for the process to report and end
 
@@ -35,8 +35,7 @@ def check_manager(entry: ClusterSettings, settings: Settings, timeout: float) ->
     try:
         report = _inspect(entry, settings, timeout)
     except WorkerMissing as error:
-        release = f"metasched {version('metasched')}"
-        fix = f"install {release} for {entry.python or sys.executable}"
+        fix = f"install metasched {RELEASE} for {entry.python or sys.executable}"
         yield found("cluster-worker", check, str(error), fix)
         return
     for text, fix in report.warnings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from importlib.metadata import version
 from typing import Any
 
 from sqlalchemy import select
@@ -25,6 +24,7 @@ from metasched.errors import UserError
 from metasched.model.job import State
 from metasched.model.notice import MAIL
 from metasched.model.tags import Instances
+from metasched.version import RELEASE, release_name
 
 MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
 MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
@@ -42,16 +42,14 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     except UserError as error:
         yield from_error("daemon-unreachable", "daemon", str(error))
         return
-    command_version, daemon_version = version("metasched"), health["version"]
-    message = f"version {daemon_version} since {health['started']}"
-    if command_version == daemon_version:
+    release = release_name(health["version"], health["commit"])
+    message = f"version {release} since {health['started']}"
+    if release == RELEASE:
         yield passed("daemon", message)
     else:
         fix = "restart the daemon, or use its own commands"
-        yield found(
-            "daemon-version", "daemon", f"{message}, this command is {command_version}", fix
-        )
-    if mail_error := health["mail"]:
+        yield found("daemon-version", "daemon", f"{message}, this command is {RELEASE}", fix)
+    if mail_error := health.get("mail"):
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
         yield found("mail-failed", "mail", f"mails are not sent: {mail_error}", fix)
     for row in health["notifications"]:  # of an operator

@@ -6,16 +6,16 @@ import math
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-import metasched
+from metasched.checkout import commit_of
 from metasched.errors import UserError
-from metasched.laboratory.experiments.harness import Experiment, FigureResult
+from metasched.experiments.harness import Experiment, FigureResult
+from metasched.version import CHECKOUT, RELEASE
 
 _HEADER = """\
 # Tables of the experiments
@@ -31,7 +31,6 @@ policy beats another: figures vary far more with the machines that a seed draws.
 
 
 _NO_FORMULAS: Mapping[str, Sequence[str]] = MappingProxyType({})
-CHECKOUT: Final = Path(metasched.__file__).resolve().parents[1]  # unless it is installed
 CODE_FOLDERS: Final = ("metasched", "adapters", "db", "policies")
 
 
@@ -77,23 +76,15 @@ def save_results(
 
 
 def measured_code(checkout: Path = CHECKOUT) -> str:
-    """Return which code runs: the revision of its checkout, or the installed release.
-
-    The release of an editable installation is that of the day on which it was installed.
-    """
-
-    def git(*arguments: str) -> str:
-        command = ("git", "-C", str(checkout), *arguments)
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60.0)
-        return str(done.stdout)
-
+    """Return which code runs: the revision of its checkout, or the installed release."""
+    revision = commit_of(checkout)
+    if revision is None:
+        return f"release {RELEASE}"
+    command = ("git", "-C", str(checkout), "status", "--porcelain", "--", *CODE_FOLDERS)
     try:
-        top, revision = git("rev-parse", "--show-toplevel", "--short=9", "HEAD").splitlines()
-        changes = git("status", "--porcelain", "--", *CODE_FOLDERS)
-    except (OSError, ValueError, subprocess.SubprocessError):  # no git, or no commit
-        return f"release {version('metasched')}"
-    if Path(top) != checkout:  # an environment within another checkout
-        return f"release {version('metasched')}"
+        changes = subprocess.run(command, capture_output=True, check=True, timeout=60.0).stdout
+    except (OSError, subprocess.SubprocessError):  # no git, or it reads only its owner's checkouts
+        return f"revision {revision}, perhaps with changes"
     return f"revision {revision}{' with changes' if changes else ''}"
 
 

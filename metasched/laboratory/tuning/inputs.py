@@ -24,9 +24,9 @@ from metasched.laboratory.simulate.settings import (
     read_workload,
     simulate,
 )
-from metasched.laboratory.simulate.site_record import open_record
-from metasched.laboratory.simulate.workload import Workload
-from metasched.policies.policy import Policy
+from metasched.simulate.site_record import open_record
+from metasched.simulate.workload import Workload
+from metasched.version import RELEASE
 
 MIN_JOBS = 40  # of each part
 
@@ -139,7 +139,7 @@ def describe_inputs(sources: InputSources, inputs: TuningInputs) -> dict[str, An
         "held_out": sources.held_out,
         "seed": sources.seed,
         "policy": values_of(inputs.present),
-        "release": version("metasched"),
+        "release": RELEASE,
         "decisions": DECISION_VERSION,
         "optuna": version("optuna"),
     }
