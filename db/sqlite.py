@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 
 from metasched.db.instances import MARK_BACKUP
 from metasched.db.store import Database, DatabaseInUse, StoreError, WriterLock, create_private_file
@@ -97,7 +97,8 @@ class Sqlite(Database):
             )
 
     def new_engine(self) -> Engine:
-        engine = create_engine(f"sqlite:///{self.path}", connect_args={"check_same_thread": False})
+        url = URL.create("sqlite", database=str(self.path))  # a text would have to quote ? and %
+        engine = create_engine(url, connect_args={"check_same_thread": False})
 
         @event.listens_for(engine, "connect")
         def _set_up(connection: sqlite3.Connection, _record: object) -> None:

@@ -131,6 +131,15 @@ def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> No
         assert pragma("PRAGMA foreign_keys").scalar() == 1
 
 
+@pytest.mark.parametrize("name", ["a?b.db", "a%3Fb.db", "a%20b#c.db"])
+def test_a_file_of_any_name(tmp_path: Path, name: str) -> None:
+    engine = Sqlite(tmp_path / name).open()
+    names = {path.name for path in tmp_path.iterdir()}
+    engine.dispose()
+    assert name in names
+    assert {each for each in names if not each.startswith(name)} == set()
+
+
 def stored(core: Core, ledger: Ledger, id: int = 1, **fields: object) -> None:
     """Submit one job through core and ledger, as the daemon does."""
     job = Job(id=id, submitted=NOW, estimated=60.0, **fields)  # type: ignore[arg-type]
