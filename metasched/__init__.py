@@ -21,12 +21,12 @@ Each package imports only packages below it in this list:
     carts             free processors over time under advance reservations
     model             jobs, clusters, listings, licences and reservations as plain data
     times             clocks, deadlines of calls, times that recur
+    version           version and commit of this code
+    checkout          reads the commit of a checkout without git
     errors, paths
 
 Apart from these:
     launcher          runs as root in site mode: acts as the owners of jobs
-    version, checkout version and commit of this code
-    build_hook        adds the commit to wheels, compiles hot modules with mypyc; unused at run time
 
 No module imports `cli`, and only `cli` imports `laboratory`. Stable for authors of policies and
 adapters: `model`, `policies.classify`, `policies.dispatch`, `carts`, `adapters.base`.

@@ -55,8 +55,8 @@ def source_archive(folder: Path) -> Path:
 
 
 def built_wheel(checkout: Path, folder: Path, *options: str) -> Path:
-    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder]
-    subprocess.run([*command, checkout], check=True, capture_output=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", *options]
+    subprocess.run([*command, "--outdir", folder, checkout], check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -197,9 +197,10 @@ def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Pat
     assert ran.returncode == 0, ran.stderr
     loaded = json.loads(ran.stdout)
     assert {Path(file).is_relative_to(site / "metasched") for file in loaded.values()} == {True}
-    command = [bare / "bin/metasched", "--version"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == f"metasched {PROJECT['version']} (commit {HASH[:9]})\n"
+    version = subprocess.run(
+        [bare / "bin/metasched", "--version"], capture_output=True, text=True, check=True
+    )
+    assert version.stdout == f"metasched {PROJECT['version']} (commit {HASH[:9]})\n"
     expected = {path for path in sources() if path.endswith(".py") and "migrations/" not in path}
     expected = {path for path in expected if not path.endswith("__main__.py")}
     assert {os.path.relpath(file, site) for file in loaded.values()} >= expected
