@@ -1,5 +1,5 @@
 # The two commands are `make demo` and `make test`; see README.md. Contributors use `make check`.
-.PHONY: demo test check coverage test-matrix test-clients lint docs pictures man compile dist bench chaos load clean
+.PHONY: demo test check coverage lowest test-matrix test-clients lint docs pictures man compile dist bench chaos load clean
 
 PYTHON := .venv/bin/python
 
@@ -19,6 +19,10 @@ test: .venv/stamp
 # which lines the tests, their daemons and workers run, for 1.4 to 2 times the processor time
 coverage: .venv/stamp
 	tests/run --cov --cov-config=pyproject.toml $(PYTEST_ARGS)
+
+# some files of the tests, with the lowest versions that pyproject.toml allows
+lowest: .venv/stamp
+	tests/lowest $(PYTEST_ARGS)
 
 # the Slurm of later Debian releases, each in a folder of its own; a site under systemd, in a container
 test-matrix: .venv/stamp
@@ -81,6 +85,6 @@ load: .venv/stamp
 	tests/venv
 
 clean:
-	rm -rf .venv .clients .compiled .chaos dist .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf .venv .clients .compiled .lowest .chaos dist .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find metasched adapters policies db tests -name __pycache__ -prune -exec rm -rf {} +

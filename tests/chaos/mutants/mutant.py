@@ -20,7 +20,8 @@ FIELDS = ("Defect", "Repaired", "Harness")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 # what a checkout has besides its source
 _NOT_SOURCE = shutil.ignore_patterns(
-    ".git", ".venv", ".*_cache", ".hypothesis", ".chaos", ".compiled", "__pycache__", "*.so", "site"
+    *(".git", ".venv", ".compiled", ".lowest", ".*_cache", ".hypothesis", ".chaos"),
+    *("__pycache__", "*.so", "site"),
 )
 
 
