@@ -58,7 +58,7 @@ from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
-from metasched.units import iso
+from metasched.model.units import iso
 from metasched.version import COMMIT, VERSION
 
 log = logging.getLogger("metasched")

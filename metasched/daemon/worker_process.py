@@ -18,7 +18,9 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.model.listing import PolicyExclusions
-from metasched.timeouts import reply_timeout
+from metasched.processes.child_processes import describe_exit
+from metasched.processes.frames import framed, read_frame
+from metasched.times.timeouts import reply_timeout
 from metasched.version import RELEASE
 
 log = logging.getLogger("metasched")

@@ -29,8 +29,8 @@ from metasched.laboratory.experiments.tables import (
     render_tables,
     save_results,
 )
-from metasched.simulate import metrics
-from metasched.simulate.settings import SimulationSettings
+from metasched.laboratory.simulate import metrics
+from metasched.laboratory.simulate.settings import SimulationSettings
 from metasched.version import RELEASE
 from tests.conftest import require
 from tests.harness.traces import trace

@@ -49,7 +49,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     else:
         fix = "restart the daemon, or use its own commands"
         yield found("daemon-version", "daemon", f"{message}, this command is {RELEASE}", fix)
-    if mail_error := health.get("mail"):
+    if mail_error := health["mail"]:
         fix = "run it by hand as the daemon's account; its output is in the daemon's log"
         yield found("mail-failed", "mail", f"mails are not sent: {mail_error}", fix)
     for row in health["notifications"]:  # of an operator

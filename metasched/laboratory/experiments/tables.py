@@ -14,7 +14,7 @@ import msgspec
 
 from metasched.checkout import commit_of
 from metasched.errors import UserError
-from metasched.experiments.harness import Experiment, FigureResult
+from metasched.laboratory.experiments.harness import Experiment, FigureResult
 from metasched.version import CHECKOUT, RELEASE
 
 _HEADER = """\

@@ -24,8 +24,9 @@ from metasched.laboratory.simulate.settings import (
     read_workload,
     simulate,
 )
-from metasched.simulate.site_record import open_record
-from metasched.simulate.workload import Workload
+from metasched.laboratory.simulate.site_record import open_record
+from metasched.laboratory.simulate.workload import Workload
+from metasched.policies.policy import Policy
 from metasched.version import RELEASE
 
 MIN_JOBS = 40  # of each part
