@@ -9,9 +9,11 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/stamp
 	.venv/bin/metasched demo
 
-# what a contributor runs before each commit: linters, types, unit and property tests
+# what a contributor runs before each commit: linters, types, unit and property tests, the latter
+# with a fifth of the examples of `make test`
 check: lint
-	$(PYTHON) -m pytest tests/unit tests/property -q --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
+	$(PYTHON) -m pytest tests/unit tests/property -q -m "not install" --hypothesis-profile=check \
+		--durations=20 --numprocesses=2 --dist=worksteal $(PYTEST_ARGS)
 
 test: .venv/stamp
 	tests/run $(PYTEST_ARGS)

@@ -6,7 +6,8 @@ import os
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,7 @@ from tests.harness.databases import database_from_url
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", PATIENT, derandomize=True, database=None)
 settings.register_profile("explore", PATIENT, max_examples=1000, print_blob=True)
+settings.register_profile("check", settings.get_profile("fixed"), max_examples=20)
 # for the mutants: new examples for each seed, and the first failure as it was drawn
 settings.register_profile(
     "trial",
@@ -43,6 +45,46 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+SLOW = 10.0  # seconds of a test above which a mark says why
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail the collection of a slow mark without a reason."""
+    report = yield
+    for item in report.result or ():
+        if isinstance(item, pytest.Item):
+            for mark in item.iter_markers("slow"):
+                if len(mark.args) != 1 or mark.args[0] == "" or mark.kwargs:
+                    report.outcome = "failed"
+                    report.longrepr = (
+                        f"a slow mark without a reason, {item.nodeid}; "
+                        'write @pytest.mark.slow("the reason")'
+                    )
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have the most slow tests, so that none of them is the last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List slow tests without a mark. They pass: time also depends on the load of the host."""
+    unmarked = [
+        f"{report.duration:7.1f} s  {report.nodeid}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if isinstance(report, pytest.TestReport)
+        and report.when == "call"
+        and report.duration > SLOW
+        and "slow" not in report.keywords
+    ]
+    if unmarked:
+        terminalreporter.section(f"above {SLOW:g} s without a slow mark")
+        terminalreporter.write("".join(f"{line}\n" for line in sorted(unmarked, reverse=True)))
 
 
 def require(component: str, reason: str) -> NoReturn:

@@ -22,7 +22,10 @@ from tests.harness.slurm import SlurmSite
 
 SEED = "test"
 SOON = 20  # passages until a death, on average
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow("plays rounds of faults on sites with real managers"),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture(scope="module")

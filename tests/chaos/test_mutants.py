@@ -13,7 +13,7 @@ QUICK = ("overrun-not-ended",)
 TRIALS = 10
 
 
-@pytest.mark.slow
+@pytest.mark.slow("searches for a defect in up to ten trials of a property test")
 @pytest.mark.parametrize("name", QUICK)
 def test_a_restored_defect_is_found(name: str) -> None:
     mutant = read_mutant(FOLDER / f"{name}.patch")

@@ -150,7 +150,7 @@ def test_a_job_ended_by_a_signal_reports_the_signal(manager: Manager) -> None:
     assert (row.state, row.exit_code, row.signal) == (State.FAILED, None, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("managers end a job at a limit of whole minutes")
 def test_a_job_is_ended_at_its_time_limit(manager: Manager) -> None:
     step = manager.adapter.capabilities.limit_granularity
     order = manager.submit("sleep 600 & wait", time_limit=max(step, SECOND))
@@ -846,7 +846,7 @@ def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> 
     assert State.CANCELLED in {row.state for row in ended if row.started is None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("two thousand tasks are submitted and withdrawn")
 def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
     blockers = manager.fill()
     before = time.time()
@@ -878,7 +878,7 @@ def test_two_thousand_tasks_in_one_listing(manager: Manager) -> None:
     assert not (manager.folder / "ran").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("two hundred jobs run")
 def test_two_hundred_jobs_in_one_listing_each_run_once(manager: Manager) -> None:
     orders = [manager.submit(f"echo {n} >> ran", time_limit=60.0) for n in range(200)]
     listing = manager.wait(

@@ -105,7 +105,7 @@ def test_drained_slurm_gives_back_what_waits_and_the_other_cluster_runs_it(
     over_slurm.replayed()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits until calls to a stopped controller fail, and until it is back")
 def test_a_stopped_controller_opens_the_breaker_and_its_jobs_come_back(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:

@@ -37,7 +37,10 @@ RUNS: list[tuple[str, str | None, str, list[str]]] = [
     ("lublin", "64,64", "fair-share", ["jobs=1000", "send=late"]),
 ]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow("compiles the package, then runs tests by the compiled build"),
+    pytest.mark.timeout(1800),
+]
 
 
 @pytest.fixture(scope="module")

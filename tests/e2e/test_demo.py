@@ -32,7 +32,7 @@ def left_behind(folder: Path) -> list[str]:
     return [line for line in command_lines if str(folder) in line]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a whole demo, with a window that begins after its jobs")
 def test_demo_completes_every_job_and_draws_the_chart(tmp_path: Path, folder: Path) -> None:
     chart = tmp_path / "gantt.png"
     done = subprocess.run(

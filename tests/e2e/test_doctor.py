@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import COMMAND, FOLDER, ONE_LOCAL, TWO_LOCAL, Site
@@ -22,6 +23,7 @@ from tests.harness import fake_clock, gridengine
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
 
+NOT_ROOT = pytest.mark.skipif(os.geteuid() == 0, reason="no mode of a file keeps root out")
 SLEEP = ["sleep", "4711"]
 BEHIND = "import time\ntrue_time = time.time\ntime.time = lambda: true_time() - 100\n"
 
@@ -102,6 +104,7 @@ def test_a_healthy_site_then_one_problem_after_the_other(running: Site) -> None:
     running.until_ended(job)
 
 
+@NOT_ROOT
 def test_permissions_have_findings_of_their_own(running: Site) -> None:
     """The remedy for a permission is no backup."""
     assert findings(running, 0)["daemon's file"]["text"].endswith("as the daemon has read it")
@@ -146,6 +149,7 @@ def test_names_that_nobody_has_are_warnings(site: Site) -> None:
     }
 
 
+@NOT_ROOT
 def test_a_folder_of_the_socket_that_a_reboot_removed(site: Site) -> None:
     closed = site.folder / "run"
     closed.mkdir(mode=0o555)

@@ -151,7 +151,7 @@ def test_a_native_id_is_that_of_the_hosts_default_cluster(clusters: Clusters) ->
     assert "Invalid job id specified" in named.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow("commands wait for a stopped controller until their time limits")
 def test_a_dead_controller_hides_no_other_jobs(clusters: Clusters) -> None:
     north = clusters.submit("north")
     job = native(clusters.beta, "b")

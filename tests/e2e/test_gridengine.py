@@ -35,7 +35,7 @@ def over_cell(site: Site, gridengine_cell: Cell) -> Site:
     return site
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a cell of few slots runs many jobs")
 def test_jobs_run_exactly_once_each_and_report_their_exit_codes(over_cell: Site) -> None:
     run_log = over_cell.folder / "ran"
     script = over_cell.folder / "job.sh"

@@ -87,7 +87,7 @@ def test_the_page_has_the_commands_of_a_site() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.slow("installs Slurm and Grid Engine in a container")
 @pytest.mark.timeout(1800)
 def test_a_site_in_ten_minutes_by_its_page(
     container: Container, capsys: pytest.CaptureFixture[str]

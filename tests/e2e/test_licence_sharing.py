@@ -10,7 +10,7 @@ from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
 
 
-@pytest.mark.slow
+@pytest.mark.slow("jobs of three managers take licences while the daemon is killed")
 @pytest.mark.timeout(600)
 def test_never_more_in_use_than_there_are_however_often_the_daemon_is_killed(
     site: Site, slurm_site: SlurmSite, gridengine_cell: Cell

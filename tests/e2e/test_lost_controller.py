@@ -13,7 +13,7 @@ import metasched
 from tests.e2e.conftest import Site
 from tests.harness.slurm import SlurmCluster, SlurmSite
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow("kills controllers and waits until they serve again")
 
 DROP_IN_SBATCH = Path(metasched.__file__).parent / "drop_in/slurm/sbatch"
 

@@ -143,7 +143,7 @@ def notifications(site: Site) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.slow
+@pytest.mark.slow("failed deliveries are retried after seconds")
 def test_each_mail_once_and_all_events_in_order_over_failures_and_a_crash(
     site: Site,
 ) -> None:

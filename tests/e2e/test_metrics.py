@@ -215,7 +215,7 @@ def test_alert_rules_are_valid_and_fire(tmp_path: Path) -> None:
         assert done.returncode == 0, done
 
 
-@pytest.mark.slow
+@pytest.mark.slow("alerts fire after seconds of scrapes")
 def test_a_real_prometheus_scrapes_and_alerts(far_site: tuple[Site, int], tmp_path: Path) -> None:
     """The files of the documents, with shorter times. The daemon is killed: an alert fires."""
     if shutil.which("prometheus") is None:

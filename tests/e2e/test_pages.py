@@ -57,7 +57,7 @@ def check_page(site: Site, name: str, **variables: str) -> None:
         assert re.fullmatch(pattern(shown), lines, re.DOTALL), f"{command}{shown}=====\n{lines}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("runs every command of a page")
 def test_the_tutorial(site: Site) -> None:
     assert len(steps(DOCS / "tutorial.md")) > 20
     check_page(site, "tutorial.md")

@@ -154,7 +154,7 @@ def test_the_exclusion_of_a_local_policy_is_recorded(
     site.run("db", "check")  # decisions are replayed without the package
 
 
-@pytest.mark.slow
+@pytest.mark.slow("waits until the time limit of an import, 20 s")
 def test_an_import_that_hangs_leaves_a_cluster_that_fcfs_decides(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ def test_jobs_run_and_the_story_replays(pg: Site) -> None:
     pg.replayed()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("kills and starts a daemon four times")
 def test_the_daemon_is_killed_at_random(pg: Site) -> None:
     """Every accepted job starts exactly once."""
     draw = random.Random(11)
@@ -127,7 +127,7 @@ def test_metrics_are_there_while_the_database_is_not(own_site: Site, own_server:
     own_site.until(lambda: "metasched_scheduler_running 1.0" in scraper.get("/metrics")[1])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("stops and starts a server three times")
 def test_the_server_goes_away_while_jobs_stream(own_site: Site, own_server: Server) -> None:
     """The server is killed, stopped and restarted; no job is lost or starts twice."""
     run_log = own_site.folder / "ran"
@@ -295,7 +295,7 @@ def test_a_session_of_a_hung_server_ends(own_server: Server) -> None:
         assert session.closed
 
 
-@pytest.mark.slow
+@pytest.mark.slow("requests wait for a stopped server until their time limit")
 def test_the_server_hangs_and_cuts_nothing(own_site: Site, own_server: Server) -> None:
     """The daemon detects and logs it, answers meanwhile, and continues with the server."""
     run_log = own_site.folder / "ran"

@@ -45,7 +45,7 @@ def requests(site: Site, draw: Random) -> list[JobRequest]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("hundreds of jobs run, then are decided again")
 def test_a_long_run_with_licences_a_cancel_and_a_drain_is_decided_the_same_again(
     site: Site,
 ) -> None:

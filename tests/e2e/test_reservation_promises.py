@@ -10,7 +10,7 @@ from tests.e2e.reservation_workload import Promises
 from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 
 
-@pytest.mark.slow
+@pytest.mark.slow("boots two clusters of its own; windows begin after 35 s and last 90 s")
 @pytest.mark.timeout(900)
 def test_every_promise_is_kept_on_nodes_or_processors_of_its_own(
     site: Site, tmp_path_factory: pytest.TempPathFactory

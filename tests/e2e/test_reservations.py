@@ -365,7 +365,7 @@ def test_a_reservation_is_moved_so_that_another_fits(
     end_in_order(site)
 
 
-@pytest.mark.slow  # Slurm's shortest window is a minute
+@pytest.mark.slow("Slurm's shortest window is a minute")
 @pytest.mark.parametrize(
     "reservable",
     ["slurm-nodes", pytest.param("slurm-processors", marks=IN_MATRIX), "gridengine", "local"],
@@ -415,7 +415,7 @@ def test_at_the_end_of_its_window_a_job_is_ended_or_may_run_on_as_was_asked(
     end_in_order(site)
 
 
-@pytest.mark.slow  # Slurm's shortest window is a minute
+@pytest.mark.slow("Slurm's shortest window is a minute")
 @pytest.mark.parametrize("reservable", ["slurm-processors", "gridengine", "local"], indirect=True)
 def test_a_job_whose_window_ends_without_a_daemon_times_out_and_the_next_window_begins(
     cluster: ReservableCluster, reserving_site: Site

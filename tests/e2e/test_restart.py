@@ -42,7 +42,7 @@ def test_jobs_outlive_the_daemon_and_give_their_true_exit_code(
     assert Counter(run_log.read_text().split()) == {"a": 1, "b": 1, "c": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.slow("kills and starts a daemon six times")
 def test_killed_at_random_while_jobs_are_submitted(running: Site) -> None:
     """Six kills: every accepted job starts exactly once."""
     draw = random.Random(7)

@@ -18,7 +18,7 @@ from tests.harness.slurm import ClusterSpec, SlurmSite, missing
 JOBS = 200
 
 
-@pytest.mark.slow
+@pytest.mark.slow("200 jobs run")
 def test_200_jobs_run_once_each_on_the_cluster_that_the_core_chose(over_slurm: Site) -> None:
     run_log = over_slurm.folder / "ran"
     script = over_slurm.folder / "job.sh"

@@ -17,7 +17,11 @@ from tests.conftest import require
 from tests.harness.container import Container, missing
 from tests.harness.daemons import wait_until
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow("boots a Debian in a container, and once more"),
+    pytest.mark.timeout(1800),
+]
 
 METASCHED = "/opt/metasched/bin/metasched"
 SECONDS = 120.0

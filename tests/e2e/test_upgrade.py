@@ -200,7 +200,7 @@ def test_the_database_goes_up_and_back_by_command(site: UpgradedSite) -> None:
 
 
 # each manager once: how the daemon ends is no matter of the manager
-@pytest.mark.slow
+@pytest.mark.slow("two daemons serve jobs of seconds, one after the other")
 @pytest.mark.parametrize(
     ("manager", "number"),
     [("local", signal.SIGTERM), ("slurm", signal.SIGKILL), ("gridengine", signal.SIGTERM)],

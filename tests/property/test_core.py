@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hypothesis.stateful import invariant
 
 from metasched.core.alternatives import request_ids
@@ -259,5 +260,5 @@ class World(Scenarios):
         return len(with_slot) >= limit
 
 
-TestWorld = World.TestCase
+TestWorld = pytest.mark.slow("a hundred lives of forty steps")(World.TestCase)
 TestWorld.settings = examples(100, steps=40)

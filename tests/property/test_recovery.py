@@ -15,6 +15,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from msgspec import structs
@@ -366,5 +367,7 @@ def parts_of(thing: Any) -> list[str]:
     return [name for name in vars(thing) if name not in thing.__class__.__dict__]
 
 
-TestRestored = Restored.TestCase
+TestRestored = pytest.mark.slow("each life is stored, and restored at each restart")(
+    Restored.TestCase
+)
 TestRestored.settings = examples(30, steps=40)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import event as note
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -204,5 +205,7 @@ class LimitedRestored(WithLimits, Restored):
 
 TestLimited = Limited.TestCase
 TestLimited.settings = examples(50, steps=30)
-TestLimitedRestored = LimitedRestored.TestCase
+TestLimitedRestored = pytest.mark.slow("each life is stored, and restored at each restart")(
+    LimitedRestored.TestCase
+)
 TestLimitedRestored.settings = examples(20, steps=30)

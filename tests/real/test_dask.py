@@ -67,7 +67,7 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
             process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("an experiment runs twice, by Dask and here")
 def test_an_experiment_on_dask_gives_the_same_figures(
     scheduler: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_job_that_is_killed_leaves_nothing_behind(manager: Manager) -> None:
     assert (Path(path).exists(), deleted) == (False, "(deleted)")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a hundred jobs are submitted and withdrawn one by one")
 def test_a_hundred_withdrawals_around_the_moment_of_the_start(manager: Manager) -> None:
     dice = random.Random(3)
     orders: list[Submission] = []

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from importlib.metadata import entry_points
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,15 +38,20 @@ NAMING_FILES = {
 }
 
 
-def imports(folder: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (file and line, module, imported names) of every absolute import below a folder."""
+@cache
+def imports(folder: str) -> list[tuple[str, str, list[str]]]:
+    """Return (file and line, module, imported names) of every absolute import below a folder."""
+    found: list[tuple[str, str, list[str]]] = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
-            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            where = f"{path.relative_to(ROOT)}:{node.lineno}"
             if isinstance(node, ast.Import):
-                yield from ((where, alias.name, []) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield where, node.module, [alias.name for alias in node.names]
+                found += ((where, alias.name, []) for alias in node.names)
+            elif node.module and not node.level:
+                found.append((where, node.module, [alias.name for alias in node.names]))
+    return found
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -57,7 +61,7 @@ def test_top_folders_are_links_in_the_package(name: str) -> None:
 
 @pytest.mark.parametrize("folder", ["metasched", *LINKED, "tests"])
 def test_nothing_imports_a_top_folder_as_a_module(folder: str) -> None:
-    result = list(imports(folder))
+    result = imports(folder)
     assert result
     assert [i for i in result if i[1].split(".")[0] in LINKED] == []
 

@@ -6,6 +6,7 @@ The keys are those of the models, so that none is forgotten.
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -21,11 +23,13 @@ import pytest
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from metasched.adapters import registry
 from metasched.adapters.registry import adapter_class
 from metasched.config.reading import load_settings
 from metasched.config.settings import ConfigError
 from metasched.config.tables import ConfigFile, PolicyFile
 from metasched.config.toml_files import parse_toml
+from metasched.licence_servers import base
 from metasched.licence_servers.base import licence_server_class
 
 # a valid file with every table
@@ -233,6 +237,16 @@ class Files:
         with pytest.raises(ConfigError) as error:
             load_settings(self.folder / "metasched.toml")
         return str(error.value)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plug_ins_listed_once() -> Iterator[None]:
+    """Thousands of files are read here, and each reading would search all installed packages."""
+    with pytest.MonkeyPatch.context() as patch:
+        once = cache(entry_points)
+        for module in (importlib.metadata, registry, base):
+            patch.setattr(module, "entry_points", once)
+        yield
 
 
 @pytest.fixture

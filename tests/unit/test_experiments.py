@@ -308,7 +308,7 @@ def test_the_local_policies_of_kurowski(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.slow("eight simulations with licences")
 @pytest.mark.no_cover
 def test_flexible_backfilling_misses_fewer_deadlines_than_easy_and_fcfs() -> None:
     """Pasquali 2008, Table 3, ratio 50-70%: the order of missed deadlines, over two seeds."""

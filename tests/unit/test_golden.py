@@ -46,7 +46,7 @@ def test_the_first_ten_thousand_jobs_of_sdsc() -> None:
     assert f"{easy['utilisation']:.5f}" == "0.71678"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("54,006 jobs, simulated twice")
 @pytest.mark.no_cover
 @pytest.mark.timeout(900)
 def test_all_of_sdsc() -> None:
@@ -58,7 +58,7 @@ def test_all_of_sdsc() -> None:
     assert f"{mean_wait(run('SDSC-SP2.swf.gz', 128, 'fcfs')):.4f}" == "1535568.6223"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("28,481 jobs, simulated twice")
 @pytest.mark.no_cover
 @pytest.mark.timeout(900)
 def test_all_of_kth() -> None:

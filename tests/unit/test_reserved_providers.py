@@ -245,12 +245,14 @@ def test_more_hours_are_booked_where_units_are_chosen_late() -> None:
     assert [round(share, 3) for share in refused] == [0.216, 0.227]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("simulates the whole log for its waits, then 36 schedules")
 @pytest.mark.no_cover
 @pytest.mark.timeout(900)  # simulates the whole log for its waits
-def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean() -> None:
+def test_static_is_the_worst_and_priority_beats_the_earliest_in_the_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The robust orderings of Kurowski et al. 2011, Table 6, on 12 sets of reservations."""
-    trace("SDSC-SP2.swf.gz")
+    monkeypatch.setenv("METASCHED_TRACES", str(trace("SDSC-SP2.swf.gz").parent))
     experiment = EXPERIMENTS["reservation-strategies"]
     flow = {
         column: [

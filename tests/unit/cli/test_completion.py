@@ -73,6 +73,7 @@ SHELLS = [
 ]
 
 
+@pytest.mark.install
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_completes_names(tools: Path, daemon: FakeDaemon, shell: str) -> None:
     daemon.answer("/jobs", [row(17), row(170), row(18, array="2-3", task=2)])
@@ -91,6 +92,7 @@ def test_a_shell_completes_names(tools: Path, daemon: FakeDaemon, shell: str) ->
     assert offered("reservation", "cancel", "") == ["3"]
 
 
+@pytest.mark.install
 def test_only_own_jobs_that_the_command_can_change(tools: Path, daemon: FakeDaemon) -> None:
     daemon.answer("/jobs", [])
     assert completed(tools, daemon, "metasched", "hold", "") == []
@@ -101,6 +103,7 @@ def test_only_own_jobs_that_the_command_can_change(tools: Path, daemon: FakeDaem
     assert "state" not in output
 
 
+@pytest.mark.install
 @pytest.mark.parametrize("answer", [(403, {"error": "no"}), {"not": "rows"}, b"", [{"job": "a b"}]])
 def test_no_daemon_and_strange_answers_offer_nothing(
     tools: Path, daemon: FakeDaemon, answer: object
