@@ -197,7 +197,7 @@ class Listener:
         else:
             self.asked.append(line)
             answers = self.answers.wait(60)
-            content = b'{"jobs": [{"job": 7}], "idempotency_keys": true}'
+            content = b'{"jobs": [{"job": 7}], "instance": "a"}'
         if answers:
             head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content)
             connection.sendall(head + content)
@@ -282,6 +282,6 @@ def test_two_urls_of_a_slow_daemon(
 
     thread = threading.Thread(target=answer_when_checked_twice)
     thread.start()
-    assert Client(f"{first.url},{second.url}").health()["idempotency_keys"]
+    assert Client(f"{first.url},{second.url}").health()["instance"]
     thread.join()
     assert [*first.asked, *second.asked] == ["GET /health HTTP/1.0"]
