@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from tests.conftest import require
 from tests.harness import traces
-from tests.harness.outcome_hash import events_of_run
+from tests.harness.golden_lives import SIMULATIONS
 
 ROOT = Path(__file__).parents[2]
 WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
@@ -29,18 +28,7 @@ SUITE = (
     *("tests/unit/test_simulate.py", "tests/property/test_core.py"),
     *("tests/property/test_recovery.py", "tests/property/test_queueing.py"),
 )
-RUNS: list[tuple[str, str | None, str, list[str]]] = [
-    ("table1", None, "fb-unmod", []),
-    ("table6", None, "fb-mod", ["jobs=400", "inter_arrival=5"]),
-    ("lublin", "64,32,32", "easy", ["jobs=1500", "load=observed"]),
-    ("lublin", "4x40", "conservative", ["jobs=700", "load=paper"]),
-    ("lublin", "64,64", "fair-share", ["jobs=1000", "send=late"]),
-]
-
-pytestmark = [
-    pytest.mark.slow("compiles the package, then runs tests by the compiled build"),
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -122,34 +110,23 @@ def test_a_wrong_build_setting_is_reported_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
-def test_answers_every_event_alike(
-    compiled: Path,
-    tmp_path: Path,
-    workload: str,
-    clusters: str | None,
-    policy: str,
-    settings: list[str],
-) -> None:
-    events = events_of_run(workload, clusters, policy, settings)
-    assert len(events) > 500
-    (tmp_path / "events").write_bytes(pickle.dumps(events))
-    folder = compiled.parents[2]
-    script = [str(ROOT / "tests" / "harness" / "outcome_hash.py"), str(tmp_path / "events")]
-    pure_module, *pure_hashes = run(sys.executable, *script, cwd=ROOT).split()
-    compiled_module, *compiled_hashes = run(compiled, *script, cwd=folder).split()
+def test_decides_every_golden_life_alike(compiled: Path) -> None:
+    """It compares its decisions with the stored ones, and prints their hash."""
+    command = ("-m", "tests.harness.golden_decisions")
+    pure_module, pure_decisions = run(sys.executable, *command, cwd=ROOT).splitlines()
+    compiled_module, decisions = run(compiled, *command, cwd=compiled.parents[2]).splitlines()
     assert (Path(pure_module).suffix, Path(compiled_module).suffix) == (".py", ".so")
-    assert compiled_hashes == pure_hashes
+    assert decisions == pure_decisions
 
 
-@pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), RUNS)
+@pytest.mark.parametrize(("workload", "clusters", "policy", "settings"), SIMULATIONS)
 def test_simulates_the_same_schedule(
     compiled: Path,
     tmp_path: Path,
     workload: str,
     clusters: str | None,
     policy: str,
-    settings: list[str],
+    settings: tuple[str, ...],
 ) -> None:
     wide = ["--clusters", clusters] if clusters else []
     arguments = [workload, "--policy", policy, *wide, "--json"]

@@ -68,6 +68,7 @@ class Restored(World):
     """Every restart restores from a database, while a second core continues."""
 
     by_share = False  # whether fair share is configured
+    reserving_user = "ada"
 
     @initialize(
         **BEGINNING,
@@ -210,8 +211,10 @@ class Restored(World):
     @precondition(lambda self: self.configured)
     @rule(data=st.data(), down=st.booleans(), held=st.booleans(), busy=st.booleans())
     def survey(self, data: Any, down: bool, held: bool, busy: bool) -> None:
+        self.deliver_survey(data.draw(st.sampled_from(self.configured)), down, held, busy)
+
+    def deliver_survey(self, name: str, down: bool, held: bool, busy: bool) -> None:
         """Deliver a survey: nodes may be down or busy, and bound reservations may be missing."""
-        name = data.draw(st.sampled_from(self.configured))
         nodes = NODES[name]
         spans = ((self.now, self.now + 200.0),) if busy else ()
         uses = (
@@ -246,7 +249,7 @@ class Restored(World):
         requested = ReservationRequested(
             time=self.now,
             id=id,
-            user="ada",
+            user=self.reserving_user,
             request=request,
             by_node=True,
             clusters=clusters,
