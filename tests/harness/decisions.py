@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -99,34 +100,35 @@ def _transitions(changes: Iterable[TaskChange]) -> Iterator[str]:
 
 def described(value: Any) -> str:
     """Return a value as a text that does not depend on the order of sets and mappings."""
-    if value is None or isinstance(value, bool):
+    kind = type(value)
+    if kind is float:
+        return _number(value)
+    if kind is int or kind is bool or value is None:
         return str(value)
+    if kind is str:
+        return value if value.isidentifier() else repr(value)
     if isinstance(value, Enum):
         return described(value.value)
-    if isinstance(value, str):
-        return value if value.isidentifier() else repr(str(value))
-    if isinstance(value, int | float):
-        return _number(value)
-    if isinstance(value, Mapping):
-        items = sorted((described(key), described(each)) for key, each in value.items())
-        return "{" + ", ".join(f"{key}: {each}" for key, each in items) + "}"
-    if isinstance(value, set | frozenset):
-        return "{" + ", ".join(sorted(map(described, value))) + "}"
-    if (defaults := _defaults(type(value))) is not None:
+    if (defaults := _defaults(kind)) is not None:
         parts = [
             f" {name}={described(each)}"
             for name, default in defaults
             if (each := getattr(value, name)) is not default and each != default
         ]
-        return type(value).__name__ + "".join(parts)
+        return kind.__name__ + "".join(parts)
+    if isinstance(value, dict | MappingProxyType):
+        items = sorted((described(key), described(each)) for key, each in value.items())
+        return "{" + ", ".join(f"{key}: {each}" for key, each in items) + "}"
+    if isinstance(value, set | frozenset):
+        return "{" + ", ".join(sorted(map(described, value))) + "}"
     return "(" + ", ".join(map(described, value)) + ")"
 
 
 def _number(value: float) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        rounded = round(value, DECIMALS)
-        value = int(rounded) if rounded.is_integer() else rounded
-    return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    rounded = round(value, DECIMALS)
+    return str(int(rounded) if rounded.is_integer() else rounded)
 
 
 _REQUIRED: Final = object()  # no value equals it

@@ -55,14 +55,11 @@ def changed_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     choose = LoadOrdering.choose
 
     def choose_another(
-        ordering: LoadOrdering,
-        job: Job,
-        priority: int,
-        eligible: Collection[str] | None = None,
-        **rest: Any,
+        ordering: LoadOrdering, job: Job, priority: int, eligible: Collection[str] | None = None
     ) -> str:
-        choice = choose(ordering, job, priority, eligible, **rest)
-        return next((name for name in eligible or () if name != choice), choice)
+        choice = choose(ordering, job, priority, eligible)
+        names = ordering.clusters if eligible is None else eligible
+        return next((name for name in names if name != choice), choice)
 
     monkeypatch.setattr(LoadOrdering, "choose", choose_another)
 
