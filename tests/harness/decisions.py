@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -109,7 +108,7 @@ def described(value: Any) -> str:
         return value if value.isidentifier() else repr(value)
     if isinstance(value, Enum):
         return described(value.value)
-    if (defaults := _defaults(kind)) is not None:
+    if (defaults := _FIELDS[kind]) is not None:
         parts = [
             f" {name}={described(each)}"
             for name, default in defaults
@@ -134,22 +133,34 @@ def _number(value: float) -> str:
 _REQUIRED: Final = object()  # no value equals it
 
 
-@cache
-def _defaults(kind: type) -> list[tuple[str, Any]] | None:
-    """Return the fields to describe of a class, with their defaults; None: it has no fields."""
+class _FieldsByClass(dict[type, list[tuple[str, Any]] | None]):
+    """The fields to describe of each class, with their defaults; None: it has no fields."""
+
+    def __missing__(self, kind: type) -> list[tuple[str, Any]] | None:
+        fields = _fields_of(kind)
+        if fields is not None:
+            omitted = TEXTS.get(kind, frozenset()) | INPUTS.get(kind, frozenset())
+            fields = [field for field in fields if field[0] not in omitted]
+        self[kind] = fields
+        return fields
+
+
+def _fields_of(kind: type) -> list[tuple[str, Any]] | None:
+    """Return the fields of a class with their defaults; None: it has no fields."""
     if issubclass(kind, msgspec.Struct):
-        fields = [
+        return [
             (f.name, f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory())
             for f in msgspec.structs.fields(kind)
         ]
-    elif dataclasses.is_dataclass(kind):
-        fields = [
+    if dataclasses.is_dataclass(kind):
+        return [
             (f.name, f.default if f.default_factory is dataclasses.MISSING else f.default_factory())
             for f in dataclasses.fields(kind)
         ]
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        fields = [(name, kind._field_defaults.get(name, _REQUIRED)) for name in kind._fields]
-    else:
-        return None
-    omitted = TEXTS.get(kind, frozenset()) | INPUTS.get(kind, frozenset())
-    return [(name, default) for name, default in fields if name not in omitted]
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        named: Any = kind
+        return [(name, named._field_defaults.get(name, _REQUIRED)) for name in named._fields]
+    return None
+
+
+_FIELDS: Final = _FieldsByClass()

@@ -111,13 +111,12 @@ class StoredLife(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _description(event: CoreEvent) -> str:
-    """Describe an event in a line."""
-    subjects = (
-        f"{name} {value}"
-        for name in ("job", "cluster", "id", "name")
-        if isinstance(value := getattr(event, name, None), int | str)
-    )
-    return " ".join((type(event).__name__, *(["of", *subjects] if subjects else ())))
+    """Describe an event by its class and its subject."""
+    for name in ("job", "cluster", "entry", "id", "name"):
+        subject = getattr(event, name, None)
+        if subject is not None:
+            return f"{type(event).__name__} of {name} {getattr(subject, 'id', subject)}"
+    return type(event).__name__
 
 
 def read(folder: Path = FOLDER) -> tuple[Summary, list[StoredLife]]:

@@ -75,7 +75,7 @@ from metasched.policies.policy import PlugInSettings, Policy, SelfOptimisation
 from tests.harness.lives import Life, Step
 from tests.property.core_model import EITHER, INSTANCE, SIZES
 from tests.property.core_rules import BEGINNING
-from tests.property.managers import Manager
+from tests.property.managers import Manager, place_of
 from tests.property.test_recovery import NODES, Restored
 from tests.property.test_usage_limits import WithLimits
 
@@ -151,7 +151,7 @@ class SeededLife(WithLimits, Restored):
             }
         ),
     )
-    def boot(  # type: ignore[override]
+    def boot(
         self,
         pull: bool,
         load: str,
@@ -222,7 +222,7 @@ class SeededLife(WithLimits, Restored):
             self.record.append(Step.of(state))  # now: the core changes its tasks
             restore(state)
 
-        core.restore = restore_and_record
+        core.restore = restore_and_record  # type: ignore[assignment]
         return core
 
     # Users
@@ -399,6 +399,7 @@ class SeededLife(WithLimits, Restored):
     def vary(self, name: str, **outlook: Any) -> None:
         """Change nodes, queue and windows of a cluster, as others use it."""
         site = self.managers[name]
+        assert isinstance(site, Site)
         site.has_nodes, site.head, site.plan = (outlook[k] for k in ("has_nodes", "head", "plan"))
         site.windows, site.free_licences = outlook["windows"], outlook["licences"]
         site.requires_accounts, site.in_order = outlook["requires_accounts"], outlook["in_order"]
@@ -740,6 +741,92 @@ class SeededLife(WithLimits, Restored):
             indices = paired.indices[1:4]
             self.step(UserRequested(self.now, then, paired.id, indices, by="ada"))
 
+    @rule(
+        name=st.sampled_from(sorted(SIZES)),
+        cpus=st.sampled_from([1, 3]),
+        array=st.sampled_from([None, "0-3%1"]),
+        wants=st.sampled_from([{}, {"a": 1}, {"b": 2}]),
+        back=st.booleans(),
+    )
+    def outlast_limit(
+        self, name: str, cpus: int, array: str | None, wants: dict[str, int], back: bool
+    ) -> None:
+        """A manager forgets running tasks until their limits are over; it may list them again."""
+        if name not in self.configured:
+            return
+        job = Job(
+            id=len(self.jobs) + 1,
+            submitted=self.now,
+            estimated=60.0,
+            time_limit=60.0,
+            user="a",
+            cpus=cpus,
+            tasks=cpus,
+            licences=wants,
+            array=array,
+            clusters=(name,),
+        )
+        self.submit_job(job)
+        self.submit_job(structs.replace(job, id=len(self.jobs) + 1))
+        self.work()
+        manager = self.managers[name]
+        forgotten = {key: row for key, row in manager.rows.items() if row.state is State.RUNNING}
+        for key in forgotten:
+            del manager.rows[key]
+            manager.unrecorded.add(key)
+            self.lost.add(place_of(key))
+            self.excused[place_of(key)] += 1
+        for _ in range(3):
+            manager.boots(self.now)
+            self.poll(name, True)
+            self.carry_out()
+            self.now += 200.0
+        self.work()
+        if back:
+            manager.rows |= {key: row for key, row in forgotten.items() if key not in manager.rows}
+            self.poll(name, True)
+            self.carry_out()
+
+    @rule(
+        name=st.sampled_from(sorted(SIZES)),
+        end=st.sampled_from(["cancel", "lost", "end"]),
+        listed=st.sampled_from([State.PENDING, State.PENDING, State.RUNNING]),
+        requeued=st.booleans(),
+    )
+    def relist(self, name: str, end: str, listed: State, requeued: bool) -> None:
+        """A manager lists a task again that has started, and has ended here."""
+        if name not in self.configured:
+            return
+        job = Job(
+            id=len(self.jobs) + 1, submitted=self.now, estimated=60.0, user="a", clusters=(name,)
+        )
+        self.submit_job(job)
+        self.work()
+        manager, place = self.managers[name], (job.id, 0)
+        rows = {key: row for key, row in manager.rows.items() if place_of(key) == place}
+        if end == "cancel":
+            self.cancelled.add(place)
+            self.step(UserRequested(self.now, "cancel", job.id, by="ada"))
+            self.carry_out()
+        elif end == "lost":
+            self.silence(name)
+            if place in self.unknown():
+                self.step(UserRequested(self.now, "lost", job.id, (0,), by="root"))
+        else:
+            manager.end(self.now, State.COMPLETED)
+        self.poll(name, False)
+        if requeued and place in self.final:
+            self.requeue_job(job.id)
+        self.now += 1.0
+        manager.boots(self.now)
+        self.excused[place] += 1
+        for key, row in rows.items():
+            manager.rows[key] = structs.replace(row, state=listed, ended=None)
+        for _ in range(2):
+            self.poll(name, True)
+            self.carry_out()
+            self.now += 100.0
+
     # The calendar
 
     @rule(
@@ -770,12 +857,24 @@ class SeededLife(WithLimits, Restored):
         self.step(CalendarEntrySet(self.now, entry))
 
     @precondition(lambda self: self.core.calendar.entries)
-    @rule(data=st.data(), what=st.sampled_from(["run", "run", "skip", "start", "stale", "remove"]))
-    def keep_calendar(self, data: Any, what: str) -> None:
+    @rule(
+        data=st.data(),
+        runs=st.lists(
+            st.sampled_from(["run", "run", "skip", "start", "stale", "remove"]),
+            min_size=1,
+            max_size=4,
+        ),
+    )
+    def keep_calendar(self, data: Any, runs: list[str]) -> None:
         """Run or remove an entry; a run of a series requests its reservation."""
-        self.store()
         entries = self.core.calendar.entries
-        entry = entries[data.draw(st.sampled_from(sorted(entries)))]
+        id = data.draw(st.sampled_from(sorted(entries)))
+        for what in runs:
+            if id in entries:
+                self.run_entry(entries[id], what)
+
+    def run_entry(self, entry: CalendarEntry, what: str) -> None:
+        self.store()
         due = entry.running or entry.next_run or self.now
         if what == "remove":
             self.step(CalendarEntryRemoved(self.now, entry.id))
