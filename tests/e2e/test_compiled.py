@@ -51,7 +51,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def run(python: Path | str, *arguments: str, cwd: Path) -> str:
+def run(python: Path | str, *arguments: str, cwd: Path, **variables: str) -> str:
     completed = subprocess.run(
         [python, *arguments],
         cwd=cwd,
@@ -63,6 +63,7 @@ def run(python: Path | str, *arguments: str, cwd: Path) -> str:
             "METASCHED_TRACES": str(traces.folder()),
             "PYTHONHASHSEED": "0",  # same order of sets of strings
             "PYTHONSAFEPATH": "1",
+            **variables,
         },
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -112,9 +113,12 @@ def test_a_wrong_build_setting_is_reported_at_once(
 
 def test_decides_every_golden_life_alike(compiled: Path) -> None:
     """It compares its decisions with the stored ones, and prints their hash."""
-    command = ("-m", "tests.harness.golden_decisions")
-    pure_module, pure_decisions = run(sys.executable, *command, cwd=ROOT).splitlines()
-    compiled_module, decisions = run(compiled, *command, cwd=compiled.parents[2]).splitlines()
+    printed = []
+    for python, folder in ((Path(sys.executable), ROOT), (compiled, compiled.parents[2])):
+        command = ("-m", "tests.harness.golden_decisions")
+        output = run(python, *command, cwd=folder, PYTHONPATH=str(folder))
+        printed.append(output.splitlines())
+    (pure_module, pure_decisions), (compiled_module, decisions) = printed
     assert (Path(pure_module).suffix, Path(compiled_module).suffix) == (".py", ".so")
     assert decisions == pure_decisions
 
