@@ -28,7 +28,10 @@ SUITE = (
     *("tests/unit/test_simulate.py", "tests/property/test_core.py"),
     *("tests/property/test_recovery.py", "tests/property/test_queueing.py"),
 )
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow("compiles the package, then runs tests by the compiled build"),
+    pytest.mark.timeout(1800),
+]
 
 
 @pytest.fixture(scope="module")

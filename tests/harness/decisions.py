@@ -69,7 +69,13 @@ class DecisionLines:
             *_listed("limit", outcome.limit_changes),
             *self._changed("share", outcome.share_uses),
             *(f"use by others {described(use)}" for use in outcome.foreign_uses),
-            *self._changed("calendar entry", outcome.calendar),
+            *self._changed(
+                "calendar entry",
+                {
+                    id: entry and (entry.next_run, entry.running, entry.last_runs)
+                    for id, entry in outcome.calendar.items()
+                },
+            ),
             *self._changed("tuning of", {each.parameter: each for each in outcome.tuning or ()}),
             *(f"tuning {described(change)}" for change in outcome.tuning_changes),
             *([f"priority {outcome.priority}"] if outcome.priority else ()),

@@ -7,8 +7,8 @@ from typing import Final
 
 from metasched.core.array_remainder import REMAINDER_MINIMUM
 from metasched.core.events import CoreEvent, Outcome
-from metasched.simulate.engine import Simulation
-from metasched.simulate.settings import read_settings, read_workload
+from metasched.laboratory.simulate.engine import Simulation
+from metasched.laboratory.simulate.settings import read_settings, read_workload
 from tests.harness.lives import Life, Step
 from tests.property.seeded_lives import draw_life
 

@@ -850,7 +850,7 @@ class SeededLife(WithLimits, Restored):
             rule="hourly",
             zone="UTC",
             owner="a" if isinstance(act, Reserve) else "",
-            made=self.now,
+            created=self.now,
             grace=60.0,
             next_run=self.now + ahead,
         )
