@@ -190,6 +190,10 @@ class Listener:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError):  # the test ended, which closes the connection
+            self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
         line = connection.recv(1 << 16).partition(b"\r\n")[0].decode()
         if "/ready" in line:
             self.ready_checks += bool(self.asked)
