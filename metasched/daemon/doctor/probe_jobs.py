@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-import select
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -33,11 +33,13 @@ from metasched.config.settings import ClusterSettings, Settings
 from metasched.core.transitions import FINAL
 from metasched.daemon.doctor.check_runs import Check, run_side_by_side
 from metasched.daemon.doctor.findings import Finding, found, passed
+from metasched.daemon.worker_process import MAX_REPLY_BYTES
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
 from metasched.model.tags import tag_of
 from metasched.policies.eligible import UnmappedNameError, translate_job
+from metasched.processes.frames import receive_frame, send_frame
 
 TIME_LIMIT = 60.0  # seconds; of the job at its manager
 PROBE_TIME = 60.0  # most seconds until the job has ended
@@ -141,30 +143,31 @@ def _worker(entry: ClusterSettings, settings: Settings) -> Iterator[_Worker]:
     """Yield a worker of the cluster with a folder of its own, which is removed."""
     instance = secrets.token_hex(4)
     folder = settings.state_folder / f"probe-{instance}"  # no cluster has such a name
-    try:
-        folder.mkdir(mode=0o711)
-        process = subprocess.Popen(
-            [entry.python or sys.executable, "-P", "-m", "metasched.adapters.worker"],
-            env=os.environ | entry.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C must not reach it before the job is withdrawn
-        )
-    except OSError as error:
-        raise ProbeFailed(f"{error.filename}: {error.strerror}") from None
-    try:
-        yield _Worker(process, entry, settings, instance, folder)
-    finally:
-        with suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()  # type: ignore[union-attr]
-        shutil.rmtree(folder, ignore_errors=True)
+    connection, child_end = socket.socketpair()
+    with connection:
+        try:
+            with child_end:
+                folder.mkdir(mode=0o711)
+                process = subprocess.Popen(
+                    [entry.python or sys.executable, "-P", "-m", "metasched.adapters.worker"],
+                    env=os.environ | entry.environment,
+                    stdin=child_end.fileno(),
+                    stdout=child_end.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C must not reach it before the withdrawal
+                )
+        except OSError as error:
+            raise ProbeFailed(f"{error.filename}: {error.strerror}") from None
+        try:
+            yield _Worker(connection, entry, settings, instance, folder)
+        finally:
+            connection.close()  # the worker ends
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Worker:
@@ -172,15 +175,14 @@ class _Worker:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        connection: socket.socket,
         entry: ClusterSettings,
         settings: Settings,
         instance: str,
         folder: Path,
     ) -> None:
-        self._process, self._entry, self._settings = process, entry, settings
+        self._connection, self._entry, self._settings = connection, entry, settings
         self._tag = tag_of(instance, _JOB, _DISPATCH)
-        self._unread = b""
         boot = WorkerBoot(
             adapter=entry.cluster.adapter,
             cluster=entry.cluster,
@@ -190,7 +192,7 @@ class _Worker:
             launcher=str(settings.launcher or ""),
             protocol=WORKER_PROTOCOL,
         )
-        self._write(msgspec.json.encode(boot))
+        self._send(msgspec.json.encode(boot))
 
     def run_job(self, owner: pwd.struct_passwd, stop: threading.Event) -> JobStatus:
         """Run the job to its end; after `PROBE_TIME` or `stop` withdraw it.
@@ -274,27 +276,24 @@ class _Worker:
         return "" if tcp is None else tcp.url or ""
 
     def _call(self, call: WorkerCall) -> WorkerReply:
-        self._write(msgspec.json.encode(call))
+        self._send(msgspec.json.encode(call))
         deadline = time.monotonic() + self._entry.call_timeout
-        stdout = self._process.stdout
-        assert stdout is not None
-        while b"\n" not in self._unread:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([stdout], [], [], remaining)[0]:
-                raise ProbeFailed(f"no answer to {call.operation} of its worker")
-            if not (block := os.read(stdout.fileno(), 1 << 16)):
-                raise ProbeFailed("its worker died")
-            self._unread += block
-        line, _, self._unread = self._unread.partition(b"\n")
-        return msgspec.json.decode(line, type=WorkerReply)
-
-    def _write(self, message: bytes) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(message + b"\n")
-            self._process.stdin.flush()
-        except OSError:
+            reply = receive_frame(self._connection, deadline, MAX_REPLY_BYTES)
+            return msgspec.json.decode(reply, type=WorkerReply)
+        except TimeoutError:
+            raise ProbeFailed(f"no answer to {call.operation} of its worker") from None
+        except (OSError, EOFError):
             raise ProbeFailed("its worker died") from None
+        except ValueError as error:  # also of msgspec
+            raise ProbeFailed(f"its worker's answer cannot be read ({error})") from None
+
+    def _send(self, message: bytes) -> None:
+        try:
+            deadline = time.monotonic() + self._entry.call_timeout
+            send_frame(self._connection, message, deadline)
+        except OSError:
+            raise ProbeFailed("its worker died, or reads nothing") from None
 
 
 def probe_script(owner: pwd.struct_passwd, url: str) -> str:
