@@ -12,7 +12,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from metasched.adapters.protocol import WORKER_PROTOCOL, WorkerBoot, WorkerCall, WorkerReply
+from metasched.adapters.protocol import (
+    MAX_REPLY_BYTES,
+    WORKER_PROTOCOL,
+    WorkerBoot,
+    WorkerCall,
+    WorkerReply,
+)
 from metasched.config.settings import ClusterSettings
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.descriptors import restore_limit
@@ -29,7 +35,6 @@ RESTART_DELAY = 0.5  # seconds before a worker that died is restarted; doubles w
 MAX_RESTART_DELAY = 60.0  # seconds
 MAX_STARTUP_FACTOR = 4.0  # times `call_timeout`: limit for the first reply after repeated deaths
 HEALTHY_AFTER = 60.0  # seconds of life after which earlier deaths of the worker are forgotten
-MAX_REPLY_BYTES = 1 << 28
 
 
 class WorkerProcess:

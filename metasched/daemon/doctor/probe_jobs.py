@@ -28,12 +28,17 @@ from urllib.parse import urlsplit
 import msgspec
 
 from metasched.adapters.base import Submission, Withdrawal
-from metasched.adapters.protocol import WORKER_PROTOCOL, WorkerBoot, WorkerCall, WorkerReply
+from metasched.adapters.protocol import (
+    MAX_REPLY_BYTES,
+    WORKER_PROTOCOL,
+    WorkerBoot,
+    WorkerCall,
+    WorkerReply,
+)
 from metasched.config.settings import ClusterSettings, Settings
 from metasched.core.transitions import FINAL
 from metasched.daemon.doctor.check_runs import Check, run_side_by_side
 from metasched.daemon.doctor.findings import Finding, found, passed
-from metasched.daemon.worker_process import MAX_REPLY_BYTES
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus
@@ -144,30 +149,30 @@ def _worker(entry: ClusterSettings, settings: Settings) -> Iterator[_Worker]:
     instance = secrets.token_hex(4)
     folder = settings.state_folder / f"probe-{instance}"  # no cluster has such a name
     connection, child_end = socket.socketpair()
-    with connection:
-        try:
-            with child_end:
-                folder.mkdir(mode=0o711)
-                process = subprocess.Popen(
-                    [entry.python or sys.executable, "-P", "-m", "metasched.adapters.worker"],
-                    env=os.environ | entry.environment,
-                    stdin=child_end.fileno(),
-                    stdout=child_end.fileno(),
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C must not reach it before the withdrawal
-                )
-        except OSError as error:
-            raise ProbeFailed(f"{error.filename}: {error.strerror}") from None
-        try:
-            yield _Worker(connection, entry, settings, instance, folder)
-        finally:
-            connection.close()  # the worker ends
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with child_end:
+            folder.mkdir(mode=0o711)
+            process = subprocess.Popen(
+                [entry.python or sys.executable, "-P", "-m", "metasched.adapters.worker"],
+                env=os.environ | entry.environment,
+                stdin=child_end.fileno(),
+                stdout=child_end.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C must not reach it before the job is withdrawn
+            )
+    except OSError as error:
+        connection.close()
+        raise ProbeFailed(f"{error.filename}: {error.strerror}") from None
+    try:
+        yield _Worker(connection, entry, settings, instance, folder)
+    finally:
+        connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Worker:
@@ -192,7 +197,7 @@ class _Worker:
             launcher=str(settings.launcher or ""),
             protocol=WORKER_PROTOCOL,
         )
-        self._send(msgspec.json.encode(boot))
+        self._send(boot, time.monotonic() + entry.call_timeout)
 
     def run_job(self, owner: pwd.struct_passwd, stop: threading.Event) -> JobStatus:
         """Run the job to its end; after `PROBE_TIME` or `stop` withdraw it.
@@ -276,24 +281,25 @@ class _Worker:
         return "" if tcp is None else tcp.url or ""
 
     def _call(self, call: WorkerCall) -> WorkerReply:
-        self._send(msgspec.json.encode(call))
         deadline = time.monotonic() + self._entry.call_timeout
+        self._send(call, deadline)
         try:
-            reply = receive_frame(self._connection, deadline, MAX_REPLY_BYTES)
-            return msgspec.json.decode(reply, type=WorkerReply)
+            message = receive_frame(self._connection, deadline, MAX_REPLY_BYTES)
+            return msgspec.json.decode(message, type=WorkerReply)
         except TimeoutError:
             raise ProbeFailed(f"no answer to {call.operation} of its worker") from None
-        except (OSError, EOFError):
+        except (EOFError, OSError):
             raise ProbeFailed("its worker died") from None
-        except ValueError as error:  # also of msgspec
-            raise ProbeFailed(f"its worker's answer cannot be read ({error})") from None
+        except (ValueError, msgspec.DecodeError, RecursionError) as error:
+            raise ProbeFailed(f"its worker sent an invalid reply ({error})") from None
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, message: WorkerBoot | WorkerCall, deadline: float) -> None:
         try:
-            deadline = time.monotonic() + self._entry.call_timeout
-            send_frame(self._connection, message, deadline)
+            send_frame(self._connection, msgspec.json.encode(message), deadline)
+        except TimeoutError:
+            raise ProbeFailed("its worker reads nothing") from None
         except OSError:
-            raise ProbeFailed("its worker died, or reads nothing") from None
+            raise ProbeFailed("its worker died") from None
 
 
 def probe_script(owner: pwd.struct_passwd, url: str) -> str:
