@@ -76,7 +76,7 @@ def _parse_items(host_list: str, limit: int) -> Iterator[list[Part]]:
         elif ranges:
             numbers = _parse_ranges(ranges, limit)
             item.append(numbers)
-            width += numbers[0][1]
+            width += max(map(_width, numbers))
         elif item:
             total += _size(item)
             if total > limit:
@@ -120,6 +120,11 @@ def _size(item: list[Part]) -> int:
     return prod(sum(len(numbers) for numbers, _ in part) for part in item if type(part) is list)
 
 
+def _width(numbers: tuple[range, int]) -> int:
+    """Return the digits of the widest number."""
+    return max(len(str(numbers[0][-1])), numbers[1])
+
+
 def _choices(part: Part) -> Iterator[str]:
     if isinstance(part, str):
         yield part
@@ -137,7 +142,7 @@ def compress_hosts(names: Collection[str]) -> str:
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):
-        if not name or name in EMPTY_LISTS or re.search(r"[\[\],\s]", name, re.ASCII):
+        if name in EMPTY_LISTS or len(name) > MAX_NAME or re.search(r"[\[\],\s]", name, re.ASCII):
             continue
         match = _NUMBERED.fullmatch(name)
         if match is None:
