@@ -25,7 +25,7 @@ from metasched.daemon.descriptors import restore_limit
 from metasched.daemon.host import SchedulerHost
 from metasched.model.listing import PolicyExclusions
 from metasched.processes.child_processes import describe_exit
-from metasched.processes.frames import framed, read_frame
+from metasched.processes.frames import drop_output, framed, read_frame
 from metasched.times.timeouts import reply_timeout
 from metasched.version import RELEASE
 
@@ -52,7 +52,7 @@ class WorkerProcess:
         self._starting = asyncio.Lock()
         self._started = 0.0  # monotonic seconds
         self._replied = False  # the current process has replied at least once
-        self._exit_waiters: set[asyncio.Task[None]] = set()
+        self._process_tasks: set[asyncio.Task[None]] = set()
         self._reader: asyncio.Task[str] | None = None  # of the current process; ends with the cause
         # calls that the current process has not answered, by number, the oldest first
         self._expected: dict[int, asyncio.Future[WorkerReply]] = {}
@@ -199,9 +199,7 @@ class WorkerProcess:
         )
         restore_limit(process.pid)
         self._replied, self._reader = False, None
-        waiter = asyncio.create_task(self._report_exit(process))
-        self._exit_waiters.add(waiter)
-        waiter.add_done_callback(self._exit_waiters.discard)
+        self._keep(asyncio.create_task(self._report_exit(process)))
         core = self._host.core
         boot = WorkerBoot(
             adapter=settings.cluster.adapter,
@@ -267,6 +265,13 @@ class WorkerProcess:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+        if process is not None:
+            self._keep(asyncio.create_task(drop_output(process)))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Refer to a task of a process until the task ends."""
+        self._process_tasks.add(task)
+        task.add_done_callback(self._process_tasks.discard)
 
     async def stop(self) -> None:
         """Kill the process and wait for its end."""

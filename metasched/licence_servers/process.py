@@ -28,6 +28,7 @@ from metasched.processes.frames import (
     read_frame,
     read_frames,
     replies_to_parent,
+    wait_for_end,
     write_frame,
 )
 from metasched.times.timeouts import reply_timeout
@@ -79,7 +80,7 @@ async def query_server(query: ServerQuery, grace: float = STARTUP_GRACE) -> Usag
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await wait_for_end(process)
     if reply.report is None:
         raise LicenceServerError(reply.error)
     return reply.report
@@ -99,7 +100,7 @@ async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> 
         raise LicenceServerError(f"the probe died{cause}") from None
     except ValueError as error:
         raise LicenceServerError(str(error)) from None
-    await process.wait()  # it ends what a command has left behind
+    await wait_for_end(process)  # it ends what a command has left behind
     return msgspec.json.decode(message, type=QueryResult)
 
 

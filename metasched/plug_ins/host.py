@@ -38,7 +38,7 @@ from metasched.processes.confinement import (
     confined_command,
     confined_environment,
 )
-from metasched.processes.frames import framed, read_frame
+from metasched.processes.frames import framed, read_frame, wait_for_end
 from metasched.times.timeouts import reply_timeout
 
 log = logging.getLogger("metasched")
@@ -146,7 +146,7 @@ class _Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
-                await self._process.wait()
+                await wait_for_end(self._process)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import IO, BinaryIO
 
 from metasched.processes.child_processes import die_with_parent
@@ -38,6 +39,26 @@ async def read_frame(stream: asyncio.StreamReader, limit: int) -> bytes:
         return await stream.readexactly(length)
     except asyncio.IncompleteReadError:
         raise EOFError("its process ended") from None
+
+
+async def wait_for_end(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process; what it still writes is dropped."""
+    dropping = asyncio.create_task(drop_output(process))
+    try:
+        await process.wait()
+    finally:
+        dropping.cancel()
+
+
+async def drop_output(process: asyncio.subprocess.Process) -> None:
+    """Read what a process that is of no use any more still writes, to the end.
+
+    asyncio reads no pipe with much unread output, and waits for its end with that of the process.
+    """
+    assert process.stdout is not None
+    with suppress(RuntimeError):  # another task still reads
+        while await process.stdout.read(_BLOCK):
+            pass
 
 
 def receive_frame(connection: socket.socket, deadline: float, limit: int) -> bytes:

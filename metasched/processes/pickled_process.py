@@ -18,7 +18,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from metasched.processes.frames import framed, read_frame, read_frames, replies_to_parent
+from metasched.processes.frames import (
+    framed,
+    read_frame,
+    read_frames,
+    replies_to_parent,
+    wait_for_end,
+)
 
 NICENESS = 10
 MAX_REPLY = 2**30  # bytes
@@ -82,7 +88,7 @@ class PickledProcess(Generic[Request, Reply]):
             return
         with suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        await wait_for_end(process)
 
 
 def answer_requests(answer: Callable[[Any], object], memory: int | None = None) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import struct
+import sys
 import threading
 import time
 import tracemalloc
@@ -23,12 +25,13 @@ from metasched.processes.frames import (
     read_frames,
     receive_frame,
     send_frame,
+    wait_for_end,
     write_frame,
 )
 from metasched.processes.pickled_process import PickledProcess, ProcessLost
 
 LIMIT = 2**20  # bytes
-SECONDS = 60.0
+SECONDS = 20.0
 TOO_LONG = [
     struct.pack("!I", LIMIT + 1),
     b"\xff" * 4,
@@ -172,3 +175,41 @@ def test_a_process_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mo
         assert process.pid is None
 
     asyncio.run(ask())
+
+
+def test_a_process_that_floods_its_pipe_between_requests_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flooding.py").write_text(
+        "import os, pickle, sys\n"
+        "from metasched.processes.frames import framed, read_frames\n"
+        "next(read_frames(sys.stdin.buffer))\n"
+        "os.write(1, framed(pickle.dumps('first')))\n"
+        "while True:\n    os.write(1, b'garbage' * 2**13)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    async def ask() -> None:
+        process = PickledProcess[int, str]("flooding")
+        async with asyncio.timeout(SECONDS):
+            assert await process.ask(1, SECONDS) == "first"
+            await asyncio.sleep(0.5)  # its pipe is not read any more
+            with pytest.raises(ProcessLost, match="an answer of more than 1024 MiB"):
+                await process.ask(2, SECONDS)
+        assert process.pid is None
+
+    asyncio.run(ask())
+
+
+def test_the_end_of_a_process_is_awaited_behind_its_output() -> None:
+    async def end() -> int | None:
+        process = await asyncio.create_subprocess_exec(
+            *("head", "-c", "10000000", "/dev/zero"), stdout=asyncio.subprocess.PIPE
+        )
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(SECONDS):
+            await wait_for_end(process)
+        return process.returncode
+
+    assert asyncio.run(end()) == 0

@@ -91,6 +91,19 @@ def test_a_worker_that_fails_is_paused_longer_each_time(script: str, cause: str)
     asyncio.run(fail())
 
 
+def test_a_worker_that_floods_its_pipe_is_stopped() -> None:
+    async def stop() -> int | None:
+        worker = CountedWorker(f"{ANSWER_A_CALL}; exec tr '\\0' x </dev/zero")
+        assert (await worker.ask()).error == ""
+        await asyncio.sleep(0.5)  # nobody reads the garbage
+        [process] = worker.processes
+        async with asyncio.timeout(10.0):
+            await worker.stop()
+        return process.returncode
+
+    assert asyncio.run(stop()) == -9
+
+
 def test_calls_under_way_end_with_the_worker_that_hangs() -> None:
     async def hang() -> None:
         worker = CountedWorker("exec sleep 60")
