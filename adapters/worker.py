@@ -378,11 +378,17 @@ def serve(host: AdapterHost, messages: Iterable[bytes], write: Callable[[bytes],
 
 
 def main() -> int:
-    """Host the adapter of the first line of input until the end of input."""
+    """Host the adapter of the first message of input until the end of input."""
     replies, messages = replies_to_parent(), read_frames(sys.stdin.buffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C at the terminal
-    if (message := next(messages, None)) is None:
-        return 0  # the daemon could not start this process completely, or has ended
+    try:
+        if (message := next(messages, None)) is None:
+            return 0  # the daemon could not start this process completely, or has ended
+    except ValueError:  # lines of JSON, without their lengths
+        sys.exit(
+            "metasched: error: the daemon has no frames, as before protocol 3; "
+            f"install the daemon's release for {sys.executable}"
+        )
     boot = msgspec.json.decode(message, type=WorkerBoot)
     if boot.protocol != WORKER_PROTOCOL:
         sys.exit(

@@ -142,7 +142,7 @@ class WorkerProcess:
             except EOFError:
                 return f"its worker died{await _exit_cause(process)}{self._skew_hint}"
             except (OSError, ValueError) as error:
-                return f"its worker failed: {error}"
+                return f"its worker failed: {error}{self._skew_hint}"
             try:
                 reply = msgspec.json.decode(message, type=WorkerReply)
             except (msgspec.DecodeError, RecursionError) as error:
@@ -213,7 +213,8 @@ class WorkerProcess:
             active_until=None if active_until is None else active_until.descriptor,
         )
         assert process.stdin is not None
-        process.stdin.write(framed(msgspec.json.encode(boot)))
+        # a worker of before protocol 3 waits for the end of a line
+        process.stdin.write(framed(msgspec.json.encode(boot) + b"\n"))
         self._process = process
 
     async def _report_exit(self, process: asyncio.subprocess.Process) -> None:

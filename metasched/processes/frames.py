@@ -18,6 +18,7 @@ from typing import IO, BinaryIO
 from metasched.processes.child_processes import die_with_parent
 
 _LENGTH = struct.Struct("!I")  # precedes each message
+_MAX_REQUEST = 2**30  # bytes; the first four bytes of a JSON object are a greater length
 _BLOCK = 2**20  # bytes that are received at once
 
 
@@ -77,9 +78,14 @@ def send_frame(connection: socket.socket, message: bytes, deadline: float) -> No
 
 
 def read_frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the messages of the parent process until it closes the pipe, perhaps amid a frame."""
+    """Yield the messages of the parent process until it closes the pipe, perhaps amid a frame.
+
+    Raises ValueError if the parent sends a message of more than 1 GiB, or JSON without a length.
+    """
     while len(header := stream.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(header)
+        if length > _MAX_REQUEST:
+            raise ValueError("a message of more than 1 GiB")
         message = stream.read(length)
         if len(message) < length:
             return

@@ -115,6 +115,11 @@ def test_garbage_is_refused_before_memory_is_taken(reader: Reader, garbage: byte
         tracemalloc.stop()
 
 
+def test_a_parent_that_writes_lines_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1 GiB"):
+        next(read_frames(io.BytesIO(b'{"a line": 1}\n')))
+
+
 @pytest.mark.parametrize("beginning", [b"", b"\0\0", framed(b"half")[:6]])
 def test_silence_ends_with_the_deadline(beginning: bytes) -> None:
     ours, theirs = socket.socketpair()
