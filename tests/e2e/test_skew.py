@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from metasched.adapters.protocol import WORKER_PROTOCOL
 from metasched.launcher import PROTOCOL
 from metasched.paths import API_PROTOCOL, PROTOCOL_HEADER
+from metasched.version import RELEASE
 from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.multi_user_site import SUPERVISE, MultiUserSite
 from tests.harness.accounts import KEEPER, A
@@ -58,7 +58,7 @@ def test_a_worker_of_another_release_is_reported_with_the_remedy(
     python.chmod(0o755)
     site.configure(f'{ONE_LOCAL}python = "{python}"\n')
     site.launch()
-    remedy = f" before its first answer; install metasched {version('metasched')} for {python}"
+    remedy = f" before its first answer; install metasched {RELEASE} for {python}"
     site.until(lambda: remedy in site.cluster_rows()[0]["state"])
     job = site.submit("--wrap", "true")
     assert site.row(job)["state"] == "queued"
