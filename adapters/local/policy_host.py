@@ -126,7 +126,7 @@ class _Process:
             raise _ProcessFailed(f"no answer within {seconds:g} s") from None
         except (EOFError, ConnectionError):
             raise _ProcessFailed("its process ended") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise _ProcessFailed(f"an answer that is none: {error}") from None
         except ValueError as error:
             raise _ProcessFailed(str(error)) from None

@@ -101,7 +101,10 @@ async def _exchange(process: asyncio.subprocess.Process, query: ServerQuery) -> 
     except ValueError as error:
         raise LicenceServerError(str(error)) from None
     await wait_for_end(process)  # it ends what a command has left behind
-    return msgspec.json.decode(message, type=QueryResult)
+    try:
+        return msgspec.json.decode(message, type=QueryResult)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise LicenceServerError(f"the probe sent an invalid result ({error})") from None
 
 
 def run_query(query: ServerQuery) -> QueryResult:

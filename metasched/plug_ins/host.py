@@ -122,7 +122,7 @@ class _Process:
                     except (EOFError, ConnectionError):
                         reason = "the process of the plug-ins ended"
                         break
-                    except (msgspec.MsgspecError, UnicodeDecodeError):
+                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                         reason = "an answer that is no message"
                         break
                     except ValueError as error:

@@ -139,8 +139,15 @@ class Mine(LicenceServer):
                     time.sleep(1000)
             case "dies":
                 os._exit(7)
-            case "garbage" | "half":
-                written = b"[" * 99 if self.options.mood == "garbage" else bytes(3)
+            case "garbage" | "half" | "nonsense" | "deep":
+                from metasched.processes.frames import framed
+
+                written = {
+                    "garbage": b"[" * 99,
+                    "half": bytes(3),
+                    "nonsense": framed(b"nonsense"),
+                    "deep": framed(b'{"x":' + b"[" * 50_000),
+                }[self.options.mood]
                 for descriptor in range(3, 20):
                     try:
                         os.write(descriptor, written)
@@ -184,6 +191,8 @@ def test_a_plugin_is_queried(plugin: Path) -> None:
     [
         (ServerQuery("mine", {"mood": "dies"}, 60.0), "the probe died with exit code 7"),
         (ServerQuery("mine", {"mood": "garbage"}, 60.0), "an answer of more than 64 MiB"),
+        (ServerQuery("mine", {"mood": "nonsense"}, 60.0), "the probe sent an invalid result"),
+        (ServerQuery("mine", {"mood": "deep"}, 60.0), "the probe sent an invalid result"),
         (ServerQuery("mine", {"mood": "half"}, 60.0), "the probe died with exit code 0"),
         (ServerQuery("mine", {"mood": "defect"}, 60.0), "a defect of the probe: ZeroDivisionError"),
         (ServerQuery("mine", {"mood": "refuses"}, 60.0), "^not today$"),

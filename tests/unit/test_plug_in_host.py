@@ -91,6 +91,16 @@ class Hostile(Heuristic):
                 pass
         return 3
 
+    def nest(self):
+        from metasched.processes.frames import framed
+
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, framed(b'{"x":' + b"[" * 50_000))
+            except OSError:
+                pass
+        os._exit(0)
+
     def forge(self):
         from metasched.processes.frames import framed
 
@@ -231,6 +241,7 @@ def test_an_act_that_fails_excludes_the_plug_in_for_the_job_alone(act: str, reas
         ("stop", "no answer within 1 s", 1.0),
         ("die", "the process of the plug-ins ended", LONG),
         ("flood", "an answer of more than 16 MiB", LONG),
+        ("nest", "an answer that is no message", LONG),
     ],
 )
 def test_a_plug_in_that_ends_the_process_is_suspended_for_its_user(

@@ -298,7 +298,15 @@ def test_planned_starts_are_checked() -> None:
         ask(host, [job()], [], FREE)
 
 
-@pytest.mark.parametrize("answer", [b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa6starts\x91\x01"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\xc1",
+        b"\x93\x01\x02\x03",
+        b"\x81\xa6starts\x91\x01",
+        pytest.param(b"\x81\xa1x" + b"\x91" * 10**5, id="deep"),
+    ],
+)
 def test_an_answer_that_is_none_suspends(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with hosting("acting") as host:
         ask(host, [job("first")], [], FREE)
