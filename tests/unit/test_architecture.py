@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -118,6 +119,42 @@ def literals(tree: ast.AST, names: set[str]) -> Iterator[ast.Constant]:
             yield node
 
 
+def asks_for_kind(node: ast.AST) -> TypeGuard[ast.expr | ast.Match]:
+    """Return whether a node decides by `x.adapter`: compares it, looks it up or takes it apart."""
+
+    def is_kind(part: ast.AST | None) -> bool:
+        return isinstance(part, ast.Attribute) and part.attr == "adapter"
+
+    match node:
+        case ast.Compare():
+            return any(map(is_kind, [node.left, *node.comparators]))
+        case ast.Match():
+            return is_kind(node.subject)
+        case ast.Subscript():
+            return is_kind(node.slice) or is_kind(node.value)
+        case ast.Call(func=ast.Attribute() as called):
+            is_lookup = called.attr in ("get", "pop", "index", "fullmatch", "match", "search")
+            return is_kind(called.value) or (is_lookup and any(map(is_kind, node.args)))
+    return False
+
+
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ('c.adapter == NAME or "x" in c.adapter', True),
+        ('c.adapter.startswith("sl")', True),
+        ("TABLE[c.adapter]; c.adapter[:2]", True),
+        ("TABLE.get(c.adapter, 1)", True),
+        ('re.match("s", c.adapter)', True),
+        ("match c.adapter:\n    case _: pass", True),
+        ("adapter_class(c.adapter)", False),
+        ('Row(adapter=c.adapter); f"{c.adapter}"', False),
+    ],
+)
+def test_questions_for_a_kind_are_found(code: str, asks: bool) -> None:
+    assert any(map(asks_for_kind, ast.walk(ast.parse(code)))) == asks
+
+
 def test_no_kind_of_cluster_is_asked_for_by_name() -> None:
     """`Capabilities` says what differs between managers, also of adapters of other packages."""
     names, naming, compared = names_of_kinds(), dict[str, list[int]](), list[str]()
@@ -129,7 +166,8 @@ def test_no_kind_of_cluster_is_asked_for_by_name() -> None:
         compared += [
             f"{file}:{node.lineno}"
             for node in ast.walk(tree)
-            if isinstance(node, ast.Compare | ast.MatchValue) and any(literals(node, names))
+            if asks_for_kind(node)
+            or (isinstance(node, ast.Compare | ast.MatchValue) and any(literals(node, names)))
         ]
     assert compared == []
     assert {file: lines for file, lines in naming.items() if file not in NAMING_FILES} == {}
@@ -168,6 +206,7 @@ def test_a_local_cluster_without_jobs_loads_no_numpy(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
+from typing import TypeGuard
 import metasched.adapters.worker
 from metasched.adapters.local.adapter import Local, LocalOptions
 from metasched.model.cluster import Cluster
