@@ -338,7 +338,10 @@ def _check_late_binding(table: ClusterTable, capabilities: Capabilities, locatio
 
 def _checked_local_policy(capabilities: Capabilities, location: str) -> str:
     """Return `Capabilities.local_policy`. ConfigError if this installation has no such policy."""
-    name = capabilities.local_policy
+    name: object = capabilities.local_policy  # of code that nobody may have checked
+    if not isinstance(name, str):
+        problem = f"{name!r} is no name of a policy, local_policy of the adapter, {location}"
+        raise ConfigError(f'{problem}; declare "" if none is like its manager')
     try:
         if name:
             check_policy_name(name)
@@ -452,7 +455,7 @@ def _cluster_settings(
             granularity=capabilities.limit_granularity,
             job_options=capabilities.job_options,
             local_policy=_checked_local_policy(capabilities, location),
-            orders_by_priority=capabilities.orders_by_priority,
+            orders_by_priority=bool(capabilities.orders_by_priority),
             licence_features={
                 licence.name: licence.machines[table.name]
                 for licence in config.licence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -91,6 +92,20 @@ def test_a_policy_that_cannot_stand_for_a_manager_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         settings_of(tmp_path, "open", f'policy = "{policy}"')
+
+
+@pytest.mark.usefixtures("plug_ins")
+@pytest.mark.parametrize("value", ["None", "5", '["easy"]'])
+def test_a_policy_that_is_no_name_is_refused(tmp_path: Path, value: str) -> None:
+    """Stored as it is, it would make the event of the start unreadable."""
+    package = tmp_path / "their_adapters.py"
+    package.write_text(PLUG_IN.replace("local_policy=options.policy", f"local_policy={value}"))
+    sys.modules.pop("their_adapters", None)
+    try:
+        with pytest.raises(ConfigError, match="no name of a policy, local_policy of the adapter"):
+            settings_of(tmp_path, "open")
+    finally:
+        sys.modules.pop("their_adapters", None)
 
 
 @pytest.mark.usefixtures("plug_ins")
