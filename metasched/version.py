@@ -16,7 +16,7 @@ _COMMIT_FILE = Path(__file__).with_name("COMMIT")  # in wheels and sdists, by th
 
 VERSION: Final = importlib.metadata.version("metasched")
 COMMIT: Final = (
-    _COMMIT_FILE.read_text().strip() if _COMMIT_FILE.exists() else commit_of(CHECKOUT)
+    (_COMMIT_FILE.read_text().strip() or None) if _COMMIT_FILE.exists() else commit_of(CHECKOUT)
 )  # None: unknown, as in a source archive
 
 

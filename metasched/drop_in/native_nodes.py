@@ -112,7 +112,7 @@ def show_nodes(clusters: NativeClusters, arguments: Sequence[str], words: Sequen
     `arguments` are options of the real command. Return the exit code.
     """
     try:
-        wanted = expand_hosts(" ".join(words))
+        wanted = expand_hosts(" ".join(words)) or tuple(words)  # a node may be called None
     except ValueError:
         raise CommandError(f"unable to parse node list {' '.join(words)}") from None
     nodes = _Nodes("scontrol", clusters, None, [*arguments, "show", "node"])

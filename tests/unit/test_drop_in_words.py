@@ -170,6 +170,12 @@ def test_nodes_that_are_no_list(text: str, monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
+def test_a_node_that_is_called_as_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
+    clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
+    assert native_nodes.show_nodes(clusters, [], ["None"]) == 1  # not all nodes
+    assert capsys.readouterr().out == "Node None not found\n"
+
+
 @given(st.text(max_size=40))
 def test_any_format_is_parsed(text: str) -> None:
     line = JOB_FORMATS.parse(text).line(Job(row(name="a\nb\x1b[31m")))
