@@ -1014,7 +1014,7 @@ class SeededDraws(PrimitiveProvider):
         raise NotImplementedError
 
 
-AVAILABLE_PROVIDERS[BACKEND] = SeededDraws
+AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.{SeededDraws.__name__}"
 
 
 def draw_life(seed: int) -> Life:
