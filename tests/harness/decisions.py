@@ -116,9 +116,11 @@ def described(value: Any) -> str:
         return described(value.value)
     if (defaults := _FIELDS[kind]) is not None:
         parts = [
-            f" {name}={described(each)}"
-            for name, default in defaults
-            if (each := getattr(value, name)) is not default and each != default
+            f" {name}={text}"
+            for name, default, default_text in defaults
+            if (each := getattr(value, name)) is not default
+            and each != default
+            and (text := described(each)) != default_text  # a float that is rounded to it
         ]
         return kind.__name__ + "".join(parts)
     if isinstance(value, dict | MappingProxyType):
@@ -139,16 +141,21 @@ def _number(value: float) -> str:
 _REQUIRED: Final = object()  # no value equals it
 
 
-class _FieldsByClass(dict[type, list[tuple[str, Any]] | None]):
+class _FieldsByClass(dict[type, list[tuple[str, Any, str]] | None]):
     """The fields to describe of each class, with their defaults; None: it has no fields."""
 
-    def __missing__(self, kind: type) -> list[tuple[str, Any]] | None:
+    def __missing__(self, kind: type) -> list[tuple[str, Any, str]] | None:
         fields = _fields_of(kind)
-        if fields is not None:
-            omitted = TEXTS.get(kind, frozenset()) | INPUTS.get(kind, frozenset())
-            fields = [field for field in fields if field[0] not in omitted]
-        self[kind] = fields
-        return fields
+        if fields is None:
+            self[kind] = None
+            return None
+        omitted = TEXTS.get(kind, frozenset()) | INPUTS.get(kind, frozenset())
+        described_fields = self[kind] = [
+            (name, default, described(default) if isinstance(default, int | float) else "")
+            for name, default in fields
+            if name not in omitted
+        ]
+        return described_fields
 
 
 def _fields_of(kind: type) -> list[tuple[str, Any]] | None:

@@ -19,6 +19,7 @@ import msgspec
 
 import metasched.core.scheduler
 from metasched.core.events import CoreEvent
+from metasched.core.recovered_state import RecoveredState
 from metasched.core.scheduler import DECISION_VERSION
 from tests.harness.lives import Life, hash_of
 
@@ -94,6 +95,7 @@ class StoredLife(msgspec.Struct, frozen=True, kw_only=True):
             for number, (event, lines) in enumerate(self.life.decide(), 1):
                 before = self.decisions[number - 1]
                 if lines != before:
+                    self._check_fields()
                     return Difference(
                         self.life.name,
                         number,
@@ -103,11 +105,22 @@ class StoredLife(msgspec.Struct, frozen=True, kw_only=True):
                         lines,
                     )
         except msgspec.ValidationError as error:
-            raise GoldenError(
-                f"{self.life.name}: event {number + 1} cannot be read ({error}); a stored field "
-                f"was renamed? run {COMMAND} --write, which must leave all hashes as they are"
-            ) from error
+            raise self._unreadable(number + 1, str(error)) from error
         return None
+
+    def _check_fields(self) -> None:
+        """Raise GoldenError if a stored field is ignored: its default may decide otherwise."""
+        number = 1  # of the event; a state that is restored belongs to the next one
+        for step in self.life.steps:
+            if lost := step.lost_fields():
+                raise self._unreadable(number, f"{step.kind} has no {', '.join(lost)} any more")
+            number += step.kind != RecoveredState.__name__
+
+    def _unreadable(self, number: int, reason: str) -> GoldenError:
+        return GoldenError(
+            f"{self.life.name}: event {number} cannot be read ({reason}); a stored field or event "
+            f"was renamed? run {COMMAND} --write, which must leave all hashes as they are"
+        )
 
 
 def _description(event: CoreEvent) -> str:
@@ -153,7 +166,12 @@ def compare(folder: Path = FOLDER) -> str:
     if summary.decision_version != DECISION_VERSION:
         raise GoldenError(
             f"{FOLDER.name}/{SUMMARY} has the decisions of DECISION_VERSION "
-            f"{summary.decision_version}, the core has {DECISION_VERSION}; run {COMMAND} --write"
+            f"{summary.decision_version}, the core has {DECISION_VERSION}; "
+            + (
+                f"run {COMMAND} --write"
+                if summary.decision_version < DECISION_VERSION
+                else "a version is never lowered: raise it, or restore the file from the history"
+            )
         )
     if found := differences(lives):
         raise GoldenError(_report(found, len(lives)))
@@ -180,6 +198,11 @@ def write(folder: Path = FOLDER) -> str:
     from tests.harness import golden_lives  # it takes Hypothesis
 
     summary, compared = _read_summary(folder), True
+    if summary.decision_version > DECISION_VERSION:
+        raise GoldenError(
+            f"{SUMMARY} has the decisions of DECISION_VERSION {summary.decision_version}, the core "
+            f"has {DECISION_VERSION}: a version is never lowered"
+        )
     if summary.decision_version == DECISION_VERSION:
         try:
             _, lives = read(folder)
@@ -196,7 +219,8 @@ def write(folder: Path = FOLDER) -> str:
     if not compared and hashes != summary.lives:
         raise GoldenError(
             "the stored events cannot be read, and the lives drawn anew have other decisions; "
-            "raise DECISION_VERSION, or make two changes: of fields, and of decisions"
+            "another release of Hypothesis draws other lives. Otherwise raise DECISION_VERSION, "
+            "or make two changes: of fields, and of decisions"
         )
     store(drawn, folder)
     kept = len([each for each in hashes if each in summary.lives])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -30,11 +30,34 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(event).__name__, msgspec.Raw(msgspec.msgpack.encode(event)))
 
     def decode(self) -> CoreEvent | RecoveredState:
-        """Return the event or state. Raises ValidationError if it has other fields now."""
+        """Return the event or state. Raises ValidationError if it lacks fields that it needs now.
+
+        A field that its class does not have any more is ignored, see `lost_fields`.
+        """
+        if self.kind not in _TYPES:
+            raise msgspec.ValidationError(f"the core has no event {self.kind}")
         decoded: CoreEvent | RecoveredState = msgspec.msgpack.decode(
             self.data, type=_TYPES[self.kind]
         )
         return decoded
+
+    def lost_fields(self) -> list[str]:
+        """Return the stored fields that `decode` ignores."""
+        now = msgspec.msgpack.encode(self.decode())
+        return sorted(_lost(msgspec.msgpack.decode(self.data), msgspec.msgpack.decode(now)))
+
+
+def _lost(stored: Any, now: Any) -> set[str]:
+    """Return the keys of stored mappings that the same mappings lack now."""
+    lost = set[str]()
+    if isinstance(stored, dict) and isinstance(now, dict):
+        lost |= {str(key) for key in stored.keys() - now.keys()}
+        pairs = [(stored[key], now[key]) for key in stored.keys() & now.keys()]
+    elif isinstance(stored, list) and isinstance(now, list):
+        pairs = list(zip(stored, now, strict=False))
+    else:
+        return lost
+    return lost.union(*(_lost(*pair) for pair in pairs))
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from metasched.core.scheduler import DECISION_VERSION
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import Task
 from metasched.core.transitions import TaskEvent
+from metasched.model.daily_use import UseSums
 from metasched.model.job import Job
 from metasched.policies.dispatch import LoadOrdering
 from tests.harness import golden_decisions, golden_lives
@@ -165,6 +166,45 @@ def with_other_fields(life: Life) -> list[Any]:
     return [first, *life.steps[1:]]
 
 
+def test_a_lost_optional_field_is_no_other_decision(
+    tmp_path: Path, lives: list[StoredLife]
+) -> None:
+    """Its default decides otherwise, but the core does not."""
+    folder = stored([with_renamed_limits(each) for each in lives[:FEW]], tmp_path / "golden")
+    with pytest.raises(GoldenError, match=r"has no TIME_LIMIT any more\); a stored field or"):
+        golden_decisions.compare(folder)
+
+
+def with_renamed_limits(stored: StoredLife) -> StoredLife:
+    steps = [
+        msgspec.structs.replace(
+            step, data=msgspec.Raw(bytes(step.data).replace(b"\xaatime_limit", b"\xaaTIME_LIMIT"))
+        )
+        for step in stored.life.steps
+    ]
+    return msgspec.structs.replace(stored, life=msgspec.structs.replace(stored.life, steps=steps))
+
+
+def test_an_unknown_event_cannot_be_read(tmp_path: Path, lives: list[StoredLife]) -> None:
+    first = lives[0]
+    unknown = msgspec.structs.replace(first.life.steps[0], kind="Renamed")
+    life = msgspec.structs.replace(first.life, steps=[unknown, *first.life.steps[1:]])
+    folder = stored([msgspec.structs.replace(first, life=life)], tmp_path / "golden")
+    with pytest.raises(GoldenError, match=r"1 cannot be read \(the core has no event Renamed"):
+        golden_decisions.compare(folder)
+
+
+def test_a_version_is_never_lowered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a raise, a run with `--write` and a lowering would store other decisions."""
+    before = contents(folder)
+    monkeypatch.setattr(golden_decisions, "DECISION_VERSION", DECISION_VERSION - 1)
+    monkeypatch.setattr(golden_lives, "draw_lives", list)
+    for function in (golden_decisions.compare, golden_decisions.write):
+        with pytest.raises(GoldenError, match="a version is never lowered"):
+            function(folder)
+    assert contents(folder) == before
+
+
 def test_files_of_two_runs_are_refused(folder: Path) -> None:
     shutil.copy(FOLDER / SUMMARY, folder)
     with pytest.raises(GoldenError, match=r"of different runs; run .* --write"):
@@ -211,6 +251,10 @@ def test_values_are_described_alike() -> None:
     assert described(frozenset({"b", "a"})) == "{a, b}"
     assert described({"b": 1, "a": (1, None)}) == "{a: (1, None), b: 1}"
     assert described("two words") == "'two words'"
+
+
+def test_a_figure_that_is_rounded_to_its_default_makes_no_difference() -> None:
+    assert described(UseSums(elapsed=-1e-9)) == described(UseSums()) == "UseSums"
 
 
 def test_unset_fields_make_no_difference() -> None:
