@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -46,6 +46,7 @@ for _number, _handler in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
+CRASHED = pytest.StashKey[bool]()  # whether a process of this run has crashed
 SLOW = 10.0  # seconds of a test above which a mark says why
 
 
@@ -69,6 +70,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have the most slow tests, so that none of them is the last."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_handlecrashitem(sched: Any) -> None:
+    """Note that a process of the tests has crashed: `--last-failed` knows nothing of its test."""
+    sched.config.stash[CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Exit as after an internal error if a process has crashed, so that tests/run repeats none."""
+    if session.config.stash.get(CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
