@@ -106,7 +106,7 @@ REASON = "nodes are busy"  # of answers by managers
 FEATURES = ("fast", "big")
 RESERVATION_STEPS = (
     *("bind", "bind", "refuse", "lose", "fail", "repair", "job", "work"),
-    *("begin", "end", "cancel", "release", "fill"),
+    *("begin", "end", "cancel", "release", "fill", "reject", "recount"),
 )
 RATINGS = SiteRatings(
     priorities={"site": 6.0},
@@ -475,13 +475,15 @@ class SeededLife(WithLimits, Restored):
     @rule(data=st.data(), used=st.integers(0, 3), held=st.booleans())
     def survey_pools(self, data: Any, used: int, held: bool) -> None:
         """Deliver a survey of a manager that reserves processors, and chooses them itself."""
-        name = data.draw(st.sampled_from(self.configured))
+        self.deliver_pools(data.draw(st.sampled_from(self.configured)), used, held, size=1)
+
+    def deliver_pools(self, name: str, used: int, held: bool, size: int) -> None:
         pools = tuple(
             ProcessorPool((node,), 4, ((self.now, self.now + 60.0, used),)) for node in NODES[name]
         )
         reservations = tuple(
             ManagerReservation(
-                manager_name(INSTANCE, reservation.id), reservation.start, reservation.end, (), 1
+                manager_name(INSTANCE, reservation.id), reservation.start, reservation.end, (), size
             )
             for reservation in self.core.reservations.by_id.values()
             if held and reservation.cluster == name
@@ -538,6 +540,9 @@ class SeededLife(WithLimits, Restored):
             st.lists(st.sampled_from(RESERVATION_STEPS), min_size=2, max_size=8),
             st.just(["bind", "job", "work", "begin", "work", "end", "release"]),
             st.just(["fill", "work", "bind", "begin", "fill", "work", "end"]),
+            st.just(["reject", "bind", "repair", "recount"]),
+            st.just(["refuse"] * 6),
+            st.just(["bind", "lose", *["refuse"] * 18]),
         ),
     )
     def keep_reservations(
@@ -563,6 +568,11 @@ class SeededLife(WithLimits, Restored):
             case "refuse" if open_there:
                 self.step(ReservationRejected(self.now, open_there[0].id, REASON))
                 self.deliver_survey(name, False, True, False)
+            case "reject":
+                for reservation in open_there:
+                    self.step(ReservationRejected(self.now, reservation.id, REASON))
+            case "recount":
+                self.deliver_pools(name, used=0, held=True, size=3)
             case "lose":
                 self.deliver_survey(name, False, False, True)
             case "fail":
@@ -792,8 +802,9 @@ class SeededLife(WithLimits, Restored):
         end=st.sampled_from(["cancel", "lost", "end"]),
         listed=st.sampled_from([State.PENDING, State.PENDING, State.RUNNING]),
         requeued=st.booleans(),
+        ends_again=st.booleans(),
     )
-    def relist(self, name: str, end: str, listed: State, requeued: bool) -> None:
+    def relist(self, name: str, end: str, listed: State, requeued: bool, ends_again: bool) -> None:
         """A manager lists a task again that has started, and has ended here."""
         if name not in self.configured:
             return
@@ -817,6 +828,10 @@ class SeededLife(WithLimits, Restored):
         self.poll(name, False)
         if requeued and place in self.final:
             self.requeue_job(job.id)
+            if ends_again:
+                self.work()
+                manager.end(self.now, State.COMPLETED)
+                self.poll(name, False)
         self.now += 1.0
         manager.boots(self.now)
         self.excused[place] += 1
