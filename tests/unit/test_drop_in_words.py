@@ -10,6 +10,7 @@ import sys
 import time
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -170,7 +171,11 @@ def test_nodes_that_are_no_list(text: str, monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
-def test_a_node_that_is_called_as_an_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_called_as_an_empty_list(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = SimpleNamespace(code=0, answers=lambda: [(None, "NodeName=n1 Arch=x86_64\n")])
+    monkeypatch.setattr(native_nodes, "_Nodes", lambda *_: answer)
     clusters = NativeClusters({"first_id": 1, "instances": [], "clusters": []})
     assert native_nodes.show_nodes(clusters, [], ["None"]) == 1  # not all nodes
     assert capsys.readouterr().out == "Node None not found\n"
