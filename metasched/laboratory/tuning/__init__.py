@@ -8,4 +8,5 @@ study           the trials of a study in order, kept in an SQL database by Optun
 held_out        whether a gain is real: intervals of paired differences
 outcome         the trade-offs that were found, and the policy that is written
 tuned_policy    that policy as a file with its provenance
+plot            trials, trade-offs, the present and the chosen policy, drawn
 """
