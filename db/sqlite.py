@@ -185,8 +185,9 @@ def filesystem_type(path: Path) -> str:
 
 
 def _copy_database(source: Path, target: Path) -> None:
+    uri = f"{source.absolute().as_uri()}?mode=ro"  # quotes ?, % and #
     with (
-        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as source_connection,
+        closing(sqlite3.connect(uri, uri=True)) as source_connection,
         closing(sqlite3.connect(target)) as target_connection,
     ):
         source_connection.execute("PRAGMA busy_timeout = 5000")

@@ -133,10 +133,14 @@ def test_the_file_is_for_its_owner_and_keeps_what_is_committed(path: Path) -> No
 
 @pytest.mark.parametrize("name", ["a?b.db", "a%3Fb.db", "a%20b#c.db"])
 def test_a_file_of_any_name(tmp_path: Path, name: str) -> None:
-    engine = Sqlite(tmp_path / name).open()
+    database = Sqlite(tmp_path / name)
+    engine = database.open()
+    database.backup(tmp_path / f"{name}.copy")
+    with database.snapshot() as connection:
+        assert database.find_damage(connection) == []
     names = {path.name for path in tmp_path.iterdir()}
     engine.dispose()
-    assert name in names
+    assert names >= {name, f"{name}.copy"}
     assert {each for each in names if not each.startswith(name)} == set()
 
 
