@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # slow to import; needed for migrations only
 
 MOVED = "moved-"  # in place of the schema's revision: the ledger is in another database now
 _BEFORE_1_0 = re.compile(r"00\d\d")  # revisions before the first release
+# after a migration that was rolled back: another session may have had a lock, or ended this one
+_TRY_AGAIN = "try again; if it fails again, report this defect"
 _CUT_SHORT = "a migration or a copy was cut short; restore a backup"
 
 
@@ -208,7 +210,7 @@ class Database(ABC):
             connection.rollback()
             raise StoreError(
                 f"{self}: downgrade failed ({driver_message(error)}), nothing is changed; "
-                "report this defect"
+                f"{_TRY_AGAIN}"
             ) from None
 
     def store_error(self, error: DBAPIError) -> StoreError:
@@ -314,7 +316,7 @@ class Database(ABC):
             command.upgrade(config, "head")
             connection.commit()
         except DatabaseError as error:
-            remedy = "restore a backup" if current else "check that its account may create tables"
+            remedy = _TRY_AGAIN if current else "check that its account may create tables"
             raise StoreError(
                 f"{self}: migration failed ({driver_message(error)}); {remedy}"
             ) from None

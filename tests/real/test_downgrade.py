@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from alembic import command
-from sqlalchemy import Connection, LargeBinary, MetaData, insert, select
+from sqlalchemy import Connection, LargeBinary, MetaData, insert, select, text
 
 from metasched.db import downgrade as downgrading
 from metasched.db import store
@@ -200,7 +200,22 @@ def test_a_downgrade_that_fails_changes_nothing(
 ) -> None:
     alter("DROP INDEX ix_attempt_nice")  # the migration would drop it
     before = read(upgraded, stored_rows)
-    with pytest.raises(StoreError, match=r"downgrade failed .* nothing is changed"):
+    with pytest.raises(StoreError, match=r"downgrade failed .* nothing is changed; try again"):
         downgrade(upgraded, FIRST, accept)
     assert read(upgraded, stored_rows) == before
     assert upgraded.schema_revision() == NEXT_REVISION
+
+
+def test_an_upgrade_that_fails_changes_nothing(
+    database: Database, dump: Rows, at_next_release: None
+) -> None:
+    engine = database.new_engine()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE note (id INTEGER)"))  # the migration would create it
+    engine.dispose()
+    before, schema = read(database, stored_rows), read(database, schema_of)
+    with pytest.raises(StoreError, match=r"migration failed .*; try again"):
+        database.open()
+    assert read(database, stored_rows) == before
+    assert read(database, schema_of) == schema
+    assert database.schema_revision() == FIRST
