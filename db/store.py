@@ -17,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, inspect
 from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from metasched.db.schema import REVISION, metadata
-from metasched.errors import UserError
+from metasched.errors import UserError, quote_for_error
 from metasched.times.active_until import ActiveUntil
 
 if TYPE_CHECKING:  # slow to import; needed for migrations only
@@ -292,8 +292,9 @@ class Database(ABC):
                 "cannot upgrade; name a new database in [daemon] database"
             )
         if revision not in known_revisions():
+            shown = revision if revision.isalnum() else quote_for_error(revision)
             raise StoreError(
-                f"{self} has schema {revision}, newer than this metasched knows; start the newer "
+                f"{self} has schema {shown}, newer than this metasched knows; start the newer "
                 f"version, or run its `metasched db downgrade --to {REVISION}`"
             )
 

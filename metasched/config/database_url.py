@@ -18,17 +18,19 @@ def parse_database_url(text: str, base: Path | None) -> URL:
     """Return the URL of a file of SQLite or of a database of PostgreSQL, without a driver's name.
 
     A relative path is resolved in `base`. ConfigError for a malformed URL or another kind of
-    database, and for a relative path without `base`.
+    database, for a relative path without `base`, and for SQLite with a host or options.
     """
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise ConfigError(f'database "{_without_password(text)}" is not a URL; {_REMEDY}') from None
-    if url.drivername == "sqlite" and url.database:
+    if url.drivername == "sqlite" and url.database and not url.host:
+        if "?" in text:  # SQLAlchemy drops what follows
+            raise ConfigError(f'database "{text}" has a ?; write %3F if it is part of the path')
         path = Path(url.database)
         if base is None and not path.is_absolute():
-            absolute = f"sqlite:///{path.absolute()}"
-            raise ConfigError(f'database "{text}" is a relative path; write {absolute}')
+            absolute = sqlite_url(path.absolute())
+            raise ConfigError(f'database "{url}" is a relative path; write {absolute}')
         return sqlite_url((base or Path("/")) / path)
     if url.drivername in _POSTGRESQL:
         return url.set(drivername="postgresql")

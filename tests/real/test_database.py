@@ -391,6 +391,7 @@ def test_files_of_other_programs(path: Path, content: bytes | None, message: str
         ("UPDATE alembic_version SET version_num = '0001'", "schema 0001 of a metasched before"),
         ("UPDATE alembic_version SET version_num = '0043'", "schema 0043 of a metasched before"),
         ("UPDATE alembic_version SET version_num = 's9999'", "schema s9999, newer than"),
+        ("UPDATE alembic_version SET version_num = 's\n1'", r'schema "s\\n1", newer than'),
         ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
         ("INSERT INTO alembic_version VALUES ('0043')", "has 2 schema revisions: a migration"),
         ("DROP TABLE lease", "has schema s0001 without lease: a migration"),
@@ -434,12 +435,24 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["nonsense", "mysql://me:secret@host/x", "sqlite://", "postgresql://me:secret@h:port/x"]
+    "url",
+    [
+        *("nonsense", "mysql://me:secret@host/x", "sqlite://", "postgresql://me:secret@h:port/x"),
+        "sqlite://var/lib/ms.db",  # a slash is missing: lib/ms.db of the host var
+    ],
 )
 def test_urls_that_we_cannot_open(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sqlite:////path.*postgresql://") as refused:
         database_from_url(url, tmp_path)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["a?b.db", "ms.db?timeout=5", "ms.db?"])
+def test_a_question_mark_of_a_url_names_no_other_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="write %3F if it is part of the path"):
+        database_from_url(f"sqlite:///{tmp_path}/{name}", tmp_path)
+    url = f"sqlite:///{tmp_path}/{name.replace('?', '%3F')}"
+    assert str(database_from_url(url, tmp_path)) == f"{tmp_path}/{name}"
 
 
 def test_an_earlier_life_writes_nothing(ledger: Ledger, database: Database) -> None:
