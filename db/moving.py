@@ -37,6 +37,8 @@ def move(source: Database, target: Database, show: ShowProgress = lambda _: null
     if str(source) == str(target):
         raise StoreError(f"{target} is the database itself; name another")
     mark = MOVED + hashlib.sha256(str(target).encode()).hexdigest()[:16]
+    if source.schema_revision() != mark:  # the mark is of the same move, which was interrupted
+        source.open_upgradable().dispose()  # else refused before the target is created
     with ExitStack() as stack:
         writing = stack.enter_context(target.acquire_writer()).connection
         writing.rollback()

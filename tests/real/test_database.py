@@ -41,6 +41,7 @@ from metasched.daemon.doctor.daemon_checks import tag_of_unknown
 from metasched.db import postgresql
 from metasched.db.downgrade import downgrade
 from metasched.db.ledger import Ledger, StoredJob
+from metasched.db.moving import move
 from metasched.db.schema import REVISION, attempt, epoch, instance, metadata, task
 from metasched.db.schema import event as event_table
 from metasched.db.sqlite import Sqlite
@@ -400,14 +401,16 @@ def test_files_of_other_programs(path: Path, content: bytes | None, message: str
     ],
 )
 def test_a_schema_of_another_release_is_left_alone(
-    database: Database, statement: str, message: str
+    database: Database, tmp_path: Path, statement: str, message: str
 ) -> None:
     engine = database.open()
     with engine.begin() as connection:
         connection.execute(text(statement))
         before = schema_of(connection)
+    target = Sqlite(tmp_path / "target.db")
     refused: list[Callable[[], object]] = [
         database.open,
+        lambda: move(database, target),
         database.open_existing,
         lambda: database.acquire_writer().__enter__(),
         lambda: downgrade(database, REVISION, lambda _: True),
@@ -417,6 +420,7 @@ def test_a_schema_of_another_release_is_left_alone(
             open_database()
         assert "\n" not in str(raised.value)
         assert "; " in str(raised.value)
+    assert not target.path.exists()
     with engine.connect() as connection:
         assert schema_of(connection) == before
     engine.dispose()
