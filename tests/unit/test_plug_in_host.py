@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,13 @@ async def running(*plug_ins: PlugIn, **times: float) -> AsyncIterator[PlugInHost
 
 
 def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """Return the processes below this one; a database of other tests starts and ends its own."""
+    below = psutil.Process().children(recursive=True)
+    names = {}
+    for process in below:
+        with suppress(psutil.NoSuchProcess):
+            names[process] = process.name()
+    return [process for process, name in names.items() if name != "postgres"]
 
 
 def job(name: str = "", id: int = 0) -> Job:
