@@ -25,7 +25,6 @@ from metasched.paths import NEXT_CURSOR_HEADER
 Row = Mapping[str, Any]
 Key = tuple[str, ...]  # of a row: texts that order a listing
 MAX_PAGE = MAX_EXAMINED  # rows
-_NUMBER = re.compile(r"-1|[0-9]{1,19}")  # in a cursor
 MAX_NUMBER = 2**63 - 1  # in a cursor: the largest integer of both databases
 
 PageLimit = Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="rows of a page")]
@@ -94,10 +93,13 @@ def encode_cursor(*numbers: int) -> str:
 
 
 def decode_cursor(text: str, count: int) -> tuple[int, ...]:
-    """Read a cursor of so many numbers; -1 is before the first. ApiError for any other text."""
-    words = text.split(".", count)
-    if len(words) == count and all(_NUMBER.fullmatch(word) for word in words):
-        numbers = tuple(map(int, words))
+    """Read a cursor of so many numbers. ApiError for any other text.
+
+    The last of several numbers may be -1: the position before the first of its parent.
+    """
+    last = r"(-1|\d{1,19})" if count > 1 else r"\d{1,19}"
+    if re.fullmatch(rf"(\d{{1,19}}\.){{{count - 1}}}{last}", text, re.ASCII):
+        numbers = tuple(map(int, text.split(".")))
         if max(numbers) <= MAX_NUMBER:
             return numbers
     raise _cursor_error(text)

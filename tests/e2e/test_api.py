@@ -124,7 +124,10 @@ def test_jobs_are_listed_in_pages(running: Site) -> None:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["", "x", "1", "1.2", "1.2.3.4", "-1.2.3", "1.2.9223372036854775808", "1.2.%D9%A3", "1e3.2.3"],
+    [
+        *("", "x", "1", "1.2", "1.2.3.4", "-1.2.3", "1.-1.3", "1.2.-2", "1e3.2.3"),
+        *("1.2.9223372036854775808", "1.2.%D9%A3"),
+    ],
 )
 def test_a_cursor_of_no_page_is_refused(shared: Site, cursor: str) -> None:
     refused = call(shared.folder / "ms.sock", "GET", f"/jobs?cursor={cursor}")
