@@ -74,13 +74,12 @@ def downgrade(
     from metasched.db.downgrade import downgrade as downgraded
     from metasched.db.schema import REVISION
 
-    if not yes and (json or not (sys.stdin.isatty() and sys.stdout.isatty())):
-        raise UserError("db downgrade asks before it drops data, and nobody can answer; add --yes")
-
     def confirm(drops: "Sequence[Drop]") -> bool:
         if not json:
             rows = [(drop.table, drop.column or "(whole table)", drop.rows) for drop in drops]
             print_table(("TABLE", "DROPPED", "ROWS"), rows)
+        if not yes and (json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+            raise UserError("db downgrade asks before it drops data: nobody can answer; add --yes")
         return yes or typer.confirm(f"Go back to schema {to}?")
 
     database = _load_database(config)

@@ -1023,10 +1023,10 @@ class SeededDraws(PrimitiveProvider):
         return round(self._random.uniform(max(min_value, -1e9), min(max_value, 1e9)), 3)
 
     def draw_string(self, intervals: Any, *, min_size: int = 0, max_size: int = 8) -> str:
-        raise NotImplementedError
+        raise TypeError("no rule draws texts")
 
     def draw_bytes(self, min_size: int = 0, max_size: int = 8) -> bytes:
-        raise NotImplementedError
+        raise TypeError("no rule draws bytes")
 
 
 AVAILABLE_PROVIDERS[BACKEND] = f"{__name__}.{SeededDraws.__name__}"
