@@ -192,6 +192,10 @@ class Adapter(ABC):
 
     Options: ClassVar[type[Any]]
     poll_interval: ClassVar[float] = 5.0  # seconds between polls while tasks are queued or running
+    # Seconds of running time within which the manager handles a request that it has received. A
+    # command that got no answer counts as absent only after them (`answered_calls`); 0: a command
+    # has no effect after its end. An instance may override it.
+    settle: float = 20.0
     chunk: ClassVar[int] = 50  # most tasks in a submission: a long call delays polls
     # Whether, in site mode, `submit` and `withdraw_all` may run beside all other calls, in a thread
     # for each owner. They wait for the owner's processes, and must hold no lock meanwhile.

@@ -47,7 +47,7 @@ class DrmaaOptions:
     memory: str | None = None  # consumable that counts memory; None: memory is not requested
     default_time: float = 86400.0  # seconds; run time of a job without h_rt
     timeout: float = 15.0  # seconds until a command counts as unanswered
-    settle: float = 20.0  # seconds; a command may still take effect after its caller's death
+    settle: float = 20.0  # seconds: see `Adapter.settle`
     # both profiles
     keep: float = 3 * 86400.0  # seconds for which ended jobs stay listed
     # profile generic
@@ -104,6 +104,7 @@ class Drmaa(Adapter):
         launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
+        self.settle = options.settle
         session = DrmaaSession(options.library)
         self.capabilities = self.capabilities_for(options)  # type: ignore[misc]
         self._profile: GridEngine | GenericDrmaa

@@ -103,6 +103,7 @@ class ListingDelta(msgspec.Struct, frozen=True):
 
     taken: float
     since: float
+    # A command that ended by then without an answer is in the listing, or arrives no more. 0: none.
     until: float
     rows: tuple[JobStatus, ...] = ()  # new or changed
     vanished: tuple[tuple[str, int, str], ...] = ()  # tag, task, owner

@@ -15,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from metasched.adapters.answered_calls import AnsweredCalls
 from metasched.adapters.base import Adapter, Submission
 from metasched.adapters.claims import (
     FenceError,
@@ -86,6 +88,9 @@ class AdapterHost:
     _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
 
+    def __post_init__(self) -> None:
+        self._answered = AnsweredCalls(self.adapter.settle)
+
     def execute(self, call: WorkerCall) -> WorkerReply:
         """Execute a call; return every failure as a reply. Thread-safe for different owners."""
         if call.chained and call.owner in self._broken_chains:
@@ -93,8 +98,12 @@ class AdapterHost:
         else:
             if self.active_until is not None and call.operation in CHANGES:
                 self.active_until.wait()
+            begun = time.monotonic()
             with owner_deadline(call.time_limit), requests_for(_tags_of(call)):
                 reply = self._execute(call)
+            # An owner can make his own commands fail, so these say nothing about the manager.
+            if call.operation in CHANGES and not call.owner and _has_lost_tasks(call, reply):
+                self._answered.fail_change(begun, time.monotonic())
         if call.operation == "submit":
             if reply.retry_later or _has_lost_tasks(call, reply):
                 self._broken_chains.add(call.owner)
@@ -170,7 +179,9 @@ class AdapterHost:
         if self.launcher is not None:
             self.launcher.check_cluster(self.adapter.launcher_verbs)
         clock_detector = ClockStepDetector()
+        self._answered.begin_poll(time.monotonic())
         listing = self.adapter.poll()
+        self._answered.end_poll(time.monotonic())
         if clock_step := clock_detector.detect_step():
             return WorkerReply(
                 "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
@@ -233,7 +244,7 @@ class AdapterHost:
         delta = ListingDelta(
             taken=listing.taken,
             since=listing.since,
-            until=listing.until,
+            until=self._arrived_until(listing),
             rows=tuple(row for key, row in rows.items() if full or self._rows.get(key) != row),
             vanished=tuple(key for key in gone if key not in rows and key not in set_aside),
             info=listing.info if full or listing.info != self._info else None,
@@ -255,6 +266,11 @@ class AdapterHost:
         self._expected_starts, self._queue = expected_starts, listing.queue
         return delta
 
+    def _arrived_until(self, listing: Listing) -> float:
+        """Return `ListingDelta.until`: the listing lacks no command that ended by then."""
+        epoch = time.time() - time.monotonic()  # of the monotonic clock
+        return max(self._answered.arrived_until(listing.until - epoch) + epoch, 0.0)
+
     def _partial_delta(
         self,
         listing: Listing,
@@ -267,7 +283,7 @@ class AdapterHost:
         return ListingDelta(
             taken=listing.taken,
             since=listing.since,
-            until=listing.until,
+            until=0.0,
             rows=tuple(rows.values()),
             quarantined=tuple(set_aside.values()),
             cursor=listing.cursor,

@@ -407,7 +407,7 @@ class GridEngine:
         while len(self._listing_times) > 1 and self._listing_times[1] <= listed_at - lag:
             self._listing_times.popleft()
         first = self._listing_times[0]
-        return first - self._settings.settle if first <= listed_at - lag else 0.0
+        return first if first <= listed_at - lag else 0.0
 
     def _configuration(self) -> _CellConfiguration:
         """Return the cell's configuration, read again after a while."""

@@ -73,6 +73,7 @@ class Local(Adapter):
 
     Options = LocalOptions
     poll_interval: ClassVar[float] = 1.0
+    settle = 0.0  # this process itself queues tasks, under the lock
     chunk: ClassVar[int] = 200
     concurrent_owners: ClassVar[bool] = True
     launcher_verbs: ClassVar[tuple[str, ...]] = ("supervise",)

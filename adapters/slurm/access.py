@@ -22,7 +22,7 @@ class SlurmOptions:
     access: Literal["auto", "pyslurm", "commands"] = "auto"
     tag_field: Literal["comment", "wckey", "name"] = "comment"  # the job field with the tag
     timeout: float = 15.0  # seconds until a command counts as unanswered
-    settle: float = 20.0  # seconds for which a command may still arrive after its caller died
+    settle: float = 20.0  # seconds: see `Adapter.settle`
     reservation_unit: Literal["node", "processor"] = "node"
     native_jobs: bool = True  # users' squeue and sacct also list jobs that metasched did not send
     trust_completions: bool = False  # jobcomp/filetxt counts in site mode: see SlurmAccounting

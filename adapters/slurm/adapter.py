@@ -98,7 +98,7 @@ class Slurm(Adapter):
         launcher: LauncherClient | None = None,
     ) -> None:
         super().__init__(cluster, options, instance, folder, launcher)
-        self._settings = options
+        self._settings, self.settle = options, options.settle
         self._cluster_info: ClusterInfo | None = None  # of the last poll
         self._horizon = ListingHorizon()
         self._manager_licences: Mapping[str, ManagerLicences] = {}
@@ -316,7 +316,7 @@ class Slurm(Adapter):
         return Listing(
             taken=taken_at,
             since=clock_offset + since,
-            until=taken_at - self._settings.settle,
+            until=taken_at,
             rows=tuple(rows),
             info=self._cluster_info,
             up_since=clock_offset + up_since,

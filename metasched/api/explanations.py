@@ -28,6 +28,7 @@ from metasched.client.job_answers import (
     UsageRow,
     VerdictRow,
 )
+from metasched.core.dispatch_answers import NO_ANSWER
 from metasched.core.placement import BY_FORECAST, BY_OBSERVED_WORK, WAITED_FOR_LICENCES
 from metasched.core.share_standings import Standing
 from metasched.core.task_state_machine import HELD_AFTER_BACKUP
@@ -130,6 +131,7 @@ async def explain(
         "reason": row["reason"],
         "text": summary
         + _describe_state(row, clusters, cause)
+        + _describe_doubt(task, cause)
         + _describe_account(clusters)
         + _describe_gres(job_row, row, clusters)
         + _describe_licences(job_row, row)
@@ -319,6 +321,19 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[VerdictRow], cause: 
             return f"It is {row['state']} {location} since {iso(row['started'])}."
         case final_state:
             return f"It has ended {location}: {final_state}{f' ({cause})' if cause else ''}."
+
+
+def _describe_doubt(task: Task | None, cause: str) -> str:
+    """Describe what a task awaits whose dispatch got no answer, in a sentence after another."""
+    attempt = None if task is None else task.attempt
+    if attempt is None or not attempt.awaits_look:
+        return ""
+    if attempt.state is not State.UNKNOWN and not cause.startswith(NO_ANSWER):
+        return ""  # its command is under way
+    return (
+        f" Its dispatch got no answer and may still arrive. Once {attempt.cluster} has answered "
+        "and had time to handle what waits there, a second look decides whether it is sent again."
+    )
 
 
 def cluster_verdicts(

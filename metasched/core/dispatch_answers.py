@@ -20,6 +20,7 @@ from metasched.core.transitions import TaskEvent
 from metasched.model.job import State
 from metasched.model.refusal_scope import jobs_in_scope
 
+NO_ANSWER = "no answer: "  # begin of the note of a dispatch without an answer
 _UNANSWERED = (State.DISPATCHING, State.UNKNOWN)
 
 
@@ -47,7 +48,7 @@ class DispatchAnswers:
         """Record that the result of a dispatch is unknown; listings will show it."""
         for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
             task.live_attempt.tried = event.time
-            self._state.record_note(task, f"no answer: {event.reason}")
+            self._state.record_note(task, NO_ANSWER + event.reason)
 
     def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:
         """Queue the tasks of dispatches that were never submitted again."""
@@ -66,7 +67,7 @@ class DispatchAnswers:
             attempt, view = task.live_attempt, self._state.view_of(task)
             if task.index in event.uncertain:
                 attempt.tried = event.time
-                self._state.record_note(task, f"no answer: {event.reason}")
+                self._state.record_note(task, NO_ANSWER + event.reason)
                 continue
             if task.index in event.untried:
                 if attempt.state in _UNANSWERED:

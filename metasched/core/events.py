@@ -120,7 +120,8 @@ class DispatchSkipped(msgspec.Struct, frozen=True):
 class ListingReceived(msgspec.Struct):
     """A complete listing arrived, as the difference from the previous listing.
 
-    It proves the absence of tasks that were dispatched in `since`..`until` and are not listed.
+    It proves the absence of tasks that were dispatched in `since`..`until` and are not listed. No
+    command that ended by `until` can arrive any more.
     """
 
     time: float

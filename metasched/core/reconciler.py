@@ -241,10 +241,10 @@ class Reconciler:
             if task.awaits_claim:
                 continue  # its records would wait for that answer
             tag = self._state.live_tag(task)
+            # a command without an answer may have arrived just before it was proved to be missing
+            arrived = attempt.accepted or attempt.missing_since
             missing_tasks.append(
-                MissingTask(
-                    tag, task.index, attempt.native_id, attempt.dispatched, attempt.accepted
-                )
+                MissingTask(tag, task.index, attempt.native_id, attempt.dispatched, arrived)
             )
         if has_accounting and missing_tasks:
             self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))

@@ -107,6 +107,11 @@ class Attempt(msgspec.Struct):
         """Whether the dispatch call was never made, so that the manager cannot have it."""
         return self.state is State.DISPATCHING and self.tried is None
 
+    @property
+    def awaits_look(self) -> bool:
+        """Whether listings are still to show if its dispatch, which may be under way, arrived."""
+        return self.tried is not None and self.accepted is None and not self.missing
+
     def accounting_query_due(self, now: float) -> bool:
         """Return whether it is missing and the next query of accounting is due."""
         return self.missing and now >= self.next_accounting_query

@@ -92,8 +92,8 @@ class Listing:
 
     The listing proves absence for the span `since`..`until`: a task that reached the manager within
     the span is in `rows`. With Slurm the span begins at the controller's boot, at most MinJobAge
-    ago. It ends `settle` seconds before the listing began, since a command may still be under way.
-    Times are epoch seconds.
+    ago, and ends when the listing began. A command that ended before `until` without an answer may
+    reach the manager later: `answered_calls` judges that. Times are epoch seconds.
 
     With a `cursor` a task that has ended is listed once, see `Adapter.resume_after`: `rows` contain
     all open tasks, and the tasks that ended since. A `partial` listing contains the first of very
@@ -127,7 +127,8 @@ class MissingTask(msgspec.Struct, frozen=True):
     task: int  # index of the task in its job's array
     native_id: str | None  # None: the manager never confirmed the dispatch
     dispatched: float  # when the intent was stored
-    accepted: float | None = None  # when the manager confirmed the dispatch
+    # when the manager confirmed the dispatch, or else since when it can arrive no more
+    accepted: float | None = None
     user: str = ""  # site mode: owner of the job; records of other users do not count
 
 

@@ -162,6 +162,7 @@ def test_only_scripts_of_slurm_see_an_id_in_its_variables(dialect: str, seen: bo
 
     class Recording:
         options = None
+        settle = 0.0
         cluster = Site().core.clusters[0]
         access, exclusions = "", None
 

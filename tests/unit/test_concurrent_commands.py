@@ -65,6 +65,7 @@ class StalledAdapter:
 
     access = ""
     exclusions = None
+    settle = 0.0
 
     def __init__(self) -> None:
         self.go = threading.Event()

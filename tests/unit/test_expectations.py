@@ -25,6 +25,7 @@ class FakeAdapter:
 
     access = ""
     exclusions = None
+    settle = 0.0
 
     def __init__(self) -> None:
         self.rows: tuple[JobStatus, ...] = ()

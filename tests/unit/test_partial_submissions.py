@@ -102,6 +102,7 @@ def test_a_worker_reports_the_tasks_that_were_not_tried(
     untried: tuple[int, ...], next_reply: str
 ) -> None:
     class StoppingAdapter:
+        settle = 0.0
         access = ""
         exclusions = None
 

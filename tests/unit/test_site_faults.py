@@ -31,6 +31,7 @@ SUBMISSION = Submission(
 class FaultyAdapter:
     access = ""
     exclusions = None
+    settle = 0.0
     launcher_verbs = ("submit",)
 
     def submit(self, submission: Submission) -> dict[int, str]:

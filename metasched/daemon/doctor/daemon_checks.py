@@ -335,6 +335,11 @@ def _unknown_job(row: Mapping[str, Any], tag: str, down: set[str]) -> Finding:
     message = f"unknown on {row['cluster']} (there {row['native_id'] or 'without an id'})"
     if row["cluster"] in down:
         fix = f"wait: its state is known as soon as {row['cluster']} answers"
+    elif not row["native_id"]:
+        fix = (
+            f"wait for a second look at {row['cluster']}, since its dispatch may still arrive; "
+            f"if it is unknown after 10 min, look there for {tag}, then resolve it"
+        )
     else:
         fix = (
             f"look for {tag} in the records of {row['cluster']}, "
