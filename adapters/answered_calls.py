@@ -53,7 +53,7 @@ class AnsweredCalls:
         assert self._begun is not None
         begun, self._begun = self._begun, None
         duration = now - begun
-        if duration > min(self._durations, default=duration) + self._settle / 2:
+        if duration > 2 * min(self._durations, default=duration) + self._settle / 2:
             self._restart(begun)
         self._durations.append(duration)
         if self._silent_since is not None and self._repeats_until == math.inf:

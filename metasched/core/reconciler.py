@@ -241,10 +241,12 @@ class Reconciler:
             if task.awaits_claim:
                 continue  # its records would wait for that answer
             tag = self._state.live_tag(task)
-            # a command without an answer may have arrived just before it was proved to be missing
-            arrived = attempt.accepted or attempt.missing_since
+            accepted = attempt.accepted
+            if accepted is None and attempt.native_id is None:
+                # its command may have arrived just before a listing proved it to be missing
+                accepted = attempt.missing_since
             missing_tasks.append(
-                MissingTask(tag, task.index, attempt.native_id, attempt.dispatched, arrived)
+                MissingTask(tag, task.index, attempt.native_id, attempt.dispatched, accepted)
             )
         if has_accounting and missing_tasks:
             self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))

@@ -127,7 +127,7 @@ class MissingTask(msgspec.Struct, frozen=True):
     task: int  # index of the task in its job's array
     native_id: str | None  # None: the manager never confirmed the dispatch
     dispatched: float  # when the intent was stored
-    # when the manager confirmed the dispatch, or else since when it can arrive no more
+    # when the manager confirmed the dispatch; without native id: since when it can arrive no more
     accepted: float | None = None
     user: str = ""  # site mode: owner of the job; records of other users do not count
 

@@ -35,7 +35,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tests.chaos import report
+from tests.chaos import model, report
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.points import ROOT
 from tests.chaos.round import Managers, Result, boot_managers, play
@@ -74,10 +74,19 @@ def main(arguments: Sequence[str]) -> int:
         metavar="WORDS",
         help='faults whose manager and name hold these words, such as "slurm killed"',
     )
+    parser.add_argument(
+        "--model",
+        type=int,
+        default=0,
+        metavar="TRIALS",
+        help="instead, trials of a simulated manager that stands still, such as 10000",
+    )
     parser.add_argument("--fresh", action="store_true", help="forget rounds already done")
     options = parser.parse_args(arguments)
     if options.trials < 1:
         parser.error("--trials must be 1 or more")
+    if options.model:
+        return model.run(options.seed, options.model, NOTES, options.fresh)
     chosen = [
         (number, fault)
         for number, fault in enumerate(FAULTS)

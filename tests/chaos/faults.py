@@ -39,6 +39,7 @@ AT_ONCE = 3  # worker deaths for each daemon process
 LIFE = 3.0  # seconds until a daemon that does not reach its crash point is killed anyway
 WORK = 1.5  # maximum seconds until a daemon is killed at a random time
 LAUNCHER_SILENCE = 0.5  # seconds for which there is no launcher
+STANDSTILL = (5.0, 120.0)  # seconds for which a manager stands still: shortest, longest
 SILENCE = 3.0  # seconds for which a manager, a disk or a database is unavailable
 
 AT_WORK = 3  # jobs that a daemon accepts before it dies, so that it does not die at its start
@@ -566,6 +567,60 @@ def execd_killed(trial: Trial) -> Mend:
     return trial.grid.start_execd
 
 
+# Managers that stand still
+
+
+def stands_still(manager: Callable[[Trial], int], listing: str) -> Strike:
+    """Return a strike: stop a manager, and continue it just after a listing has begun.
+
+    The stream goes on meanwhile, so submissions wait in the backlog, and the listing overtakes
+    them. `manager` returns the process, `listing` is the command.
+    """
+
+    def strike(trial: Trial) -> None:
+        process = psutil.Process(manager(trial))
+        process.suspend()
+        try:
+            STOP.wait(trial.draw.uniform(*STANDSTILL))
+            _await_command(trial.site, listing)
+        finally:
+            process.resume()
+        trial.recover("alpha" if trial.slurm is not None else None)
+
+    return strike
+
+
+def _await_command(site: ChaosSite, name: str) -> None:
+    """Wait until a worker begins a command `name`."""
+    until, begun = time.monotonic() + PATIENCE, time.time()
+    while time.monotonic() < until and not STOP.is_set():
+        with contextlib.suppress(psutil.Error):
+            for worker in site.workers:
+                for child in worker.children(recursive=True):
+                    if child.name() == name and child.create_time() > begun:
+                        return
+        time.sleep(0.01)
+
+
+def queues_of_rpcs(strike: Strike) -> Strike:
+    """Return the strike, while slurmctld has a queue for submissions and another for listings."""
+
+    def struck(trial: Trial) -> None:
+        conf = trial.alpha.conf
+        before = conf.read_text()
+        for text in (before + "SlurmctldParameters=enable_rpc_queue\n", before):
+            trial.alpha.stop_controller()
+            conf.write_text(text)
+            trial.alpha.start_controller()
+            if text is not before:
+                strike(trial)
+
+    return struck
+
+
+CONTROLLER_STANDS_STILL = stands_still(lambda trial: trial.alpha.controller, "squeue")
+QMASTER_STANDS_STILL = stands_still(lambda trial: trial.grid.qmaster, "qstat")
+
 _KILLING = (
     *(daemon_at_each_point, daemon_at_a_point, daemon_at_random, daemon_at_a_reservation),
     active_beside_a_standby,
@@ -659,4 +714,15 @@ FAULTS = (
         at_once=6,
         quick=False,
     ),
+    Fault("slurmctld stands still", "slurm", CONTROLLER_STANDS_STILL, 24, 3, quick=False),
+    Fault(
+        "slurmctld with queues of RPCs stands still",
+        "slurm",
+        queues_of_rpcs(CONTROLLER_STANDS_STILL),
+        times=12,
+        at_once=3,
+        quick=False,
+    ),
+    Fault("slurmctld stands still", "slurm_site", CONTROLLER_STANDS_STILL, 12, 3, quick=False),
+    Fault("qmaster stands still", "gridengine", QMASTER_STANDS_STILL, 12, 3, quick=False),
 )

@@ -5,8 +5,8 @@ within SETTLE ticks of running time. A command ends without an answer after COMM
 after POLL ticks. Polls begin whenever the model likes, at most `longest_gap` ticks after the last.
 
 A standstill is noticed if it makes a call of metasched fail, or a poll slow. `unnoticed` of them
-may happen after the last one that was noticed. With `cut` it is not the manager that stands still but
-the network: TCP then repeats a submission, at intervals that double.
+may happen after the last one that was noticed. With `cut` the network stands still instead: TCP
+then repeats a submission, at intervals that double.
 
 `explore` visits all states breadth first. It yields each state in which a listing without the
 submission counts as a proof that it never arrives, though it may arrive, or already has.
