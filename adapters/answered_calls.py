@@ -38,14 +38,17 @@ class AnsweredCalls:
         self._polls: deque[tuple[float, float]] = deque(maxlen=_MAX_POLLS)  # begin, answer
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         self._begun: float | None = None  # the poll that is under way
-        # begin of the first call without an answer, until TCP has delivered what was sent then
+        self._last_answer: float | None = None  # of a poll; before it, begin of the first poll
+        # last answer before a silence, until TCP has delivered what was sent since then
         self._silent_since: float | None = None
         self._repeats_until = -math.inf  # when it has; inf: no call was answered since
 
     def begin_poll(self, now: float) -> None:
         """Record the begin of a poll; the one before has failed if it was not answered."""
+        if self._last_answer is None:
+            self._last_answer = now
         if self._begun is not None:
-            self._restart(self._begun)
+            self._restart()
         self._begun = now
 
     def end_poll(self, now: float) -> None:
@@ -54,8 +57,9 @@ class AnsweredCalls:
         begun, self._begun = self._begun, None
         duration = now - begun
         if duration > 2 * min(self._durations, default=duration) + self._settle / 2:
-            self._restart(begun)
+            self._restart()
         self._durations.append(duration)
+        self._last_answer = now
         if self._silent_since is not None and self._repeats_until == math.inf:
             self._repeats_until = now + min(now - self._silent_since, self.longest_repeat)
         if begun >= self._repeats_until:
@@ -65,13 +69,13 @@ class AnsweredCalls:
     def fail_change(self, begun: float, now: float) -> None:
         """Record a change without an answer. A quick one is an error, and the manager may run."""
         if now - begun > self._settle / 4:
-            self._restart(begun)
+            self._restart()
 
-    def _restart(self, silent_since: float) -> None:
+    def _restart(self) -> None:
         self._polls.clear()
         self._repeats_until = math.inf
         if self._silent_since is None:
-            self._silent_since = silent_since
+            self._silent_since = self._last_answer
 
     def arrived_until(self, listed: float) -> float:
         """Return until when a command may have ended so that it cannot arrive after `listed`.

@@ -25,7 +25,6 @@ from metasched.adapters.answered_calls import AnsweredCalls
 SETTLE = 2  # ticks
 COMMAND = 2
 POLL = 3
-REPEAT = 4  # ticks for which TCP repeats a message
 LAST_DISPATCH = 3  # tick at which the submission is made at the latest
 
 
@@ -83,8 +82,10 @@ class State:
             # what began before the command ended proves nothing about it
             tuple((now - b, now - a) for b, a in calls._polls if 0 <= sub.tried <= b),
             min(calls._durations, default=-1),
-            calls._silent_since is not None and min(now - calls._silent_since, REPEAT),
-            max(min(calls._repeats_until - now, REPEAT + 1), -1),
+            calls._silent_since is not None
+            and min(now - calls._silent_since, calls.longest_repeat),
+            max(min(calls._repeats_until - now, calls.longest_repeat + 1), -1),
+            calls._last_answer and min(now - calls._last_answer, calls.longest_repeat),
         )
 
 
@@ -107,14 +108,15 @@ class Model:
     """The rules; `make` returns the record under test."""
 
     make: Callable[[float], AnsweredCalls]
-    unnoticed: int = 1
     own_commands: bool = True  # commands run as metasched, one call at a time; else as owners
+    unnoticed: int = 1
     cut: bool = False
+    repeat: int = 4  # ticks for which TCP repeats a message
     longest_gap: int = 3
 
     def begin(self) -> State:
         calls = self.make(SETTLE)
-        calls.longest_repeat = REPEAT
+        calls.longest_repeat = self.repeat
         calls.begin_poll(0)
         calls.end_poll(0)
         return State(calls)
@@ -146,7 +148,7 @@ class Model:
         sub = state.submission
         if sub.waits and sub.enters_until >= 0:
             age = state.now - sub.sent
-            sub = sub._replace(enters_until=state.now + age, dropped=age > REPEAT)
+            sub = sub._replace(enters_until=state.now + age, dropped=age > self.repeat)
         return replace(state, runs=True, submission=sub)
 
     def _sent(self, state: State) -> Submission:
