@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from metasched.core.events import CoreEvent, RequeuedTask
-from metasched.core.tasks import TaskId
+from metasched.core.tasks import EndedTask, TaskId
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.db import (
     audit,
@@ -286,6 +286,11 @@ class Queries:
             RequeuedTask(index, State.CANCELLED, 0) for index in in_runs if index in requested
         ]
         return tuple(ended), last_dispatch
+
+    def stored_attempts(self, attempts: Iterable[tuple[int, int, int]]) -> dict[TaskId, EndedTask]:
+        """Return tasks, with those of the attempts (job, index, dispatch id) that are stored."""
+        with self._connect() as connection:
+            return recovery.stored_attempts(connection, attempts)
 
     def job_row(self, id: int) -> dict[str, Any] | None:
         """Return the stored row of a job, or None."""

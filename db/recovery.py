@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select, tuple_
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
@@ -162,6 +162,7 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
                 columns.intent,
                 columns.gres_choice,
                 columns.licence_choice,
+                columns.started,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -176,6 +177,25 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
         )
         for row in reversed(rows)
     }
+
+
+def stored_attempts(
+    connection: Connection, attempts: Iterable[tuple[int, int, int]]
+) -> dict[tuple[int, int], EndedTask]:
+    """Return tasks by job and index, with those of the attempts (job, index, dispatch id)."""
+    columns = attempt.c
+    query = (
+        select(attempt, task.c.state.label("task_state"), task.c.attempts)
+        .join(task, _SAME_TASK)
+        .where(tuple_(columns.job, columns.task_index, columns.dispatch_id).in_([*attempts]))
+        .order_by(columns.number)
+    )
+    tasks: dict[tuple[int, int], EndedTask] = {}
+    for row in connection.execute(query):
+        new = EndedTask(State(row.task_state), row.attempts, {})
+        stored = tasks.setdefault((row.job, row.task_index), new)
+        stored.past_attempts[row.dispatch_id] = _decode_past_attempt(row)
+    return tasks
 
 
 def _target_summaries(
@@ -250,6 +270,7 @@ def _decode_past_attempt(row: Any) -> PastAttempt:
         requeued,
         row.gres_choice,
         row.licence_choice,
+        row.started,
     )
 
 
@@ -268,7 +289,7 @@ def recorded_events(connection: Connection, since: int = 0) -> Iterator[CoreEven
             continue
         fields = msgspec.json.decode(row.data)
         changes = fields.pop("changed", None)
-        received = msgspec.convert(fields, ListingReceived)
+        received = msgspec.convert(fields, ListingReceived, str_keys=True)
         if changes is not None:
             info = apply_changes(infos[received.cluster], changes)
             received = structs.replace(received, info=info)

@@ -17,7 +17,7 @@ from metasched.core.array_remainder import IndexRun, Remainder, RunChanges
 from metasched.core.calendar_events import CalendarEvent
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
-from metasched.core.tasks import Attempt, PastAttempt, Task, TaskChange
+from metasched.core.tasks import Attempt, EndedTask, PastAttempt, Task, TaskChange
 from metasched.model.calendar import CalendarEntry
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.fair_share import FairShareSettings, ForeignUse, ShareTree, ShareUse
@@ -149,6 +149,9 @@ class ListingReceived(msgspec.Struct):
     # (tag, index) of tasks that are listed as cancelled, or gone, before the daemon began to
     # withdraw them: another program has cancelled them
     not_withdrawn: tuple[tuple[str, int], ...] = ()
+    # (job, index, task with its listed attempts) of rows of which the core remembers nothing, from
+    # the database
+    looked_up: tuple[tuple[int, int, EndedTask], ...] = ()
 
 
 class AccountingReceived(msgspec.Struct, frozen=True):

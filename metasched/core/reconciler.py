@@ -62,6 +62,8 @@ class Reconciler:
             for id, row in list(view.deferred_rows.items()):
                 if not event.cursor or row.ended is None:
                     del view.deferred_rows[id]
+        for job, index, ended_task in event.looked_up:
+            state.recall_ended((job, index), ended_task)
         not_withdrawn = set(event.not_withdrawn)
         for row in event.rows:
             dispatch = parse_tag(row.tag)

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from metasched.core.cluster_view import ClusterView, StaleAttempt
 from metasched.core.events import Withdraw
 from metasched.core.state import SchedulerState
-from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
-from metasched.core.tasks import Intent, StateChange, Task, TaskChange, WithdrawalMode
+from metasched.core.task_state_machine import (
+    START_TOLERANCE,
+    WITHDRAWAL_RETRY_SECONDS,
+    TaskStateMachine,
+)
+from metasched.core.tasks import Intent, PastAttempt, StateChange, Task, TaskChange, WithdrawalMode
 from metasched.core.transitions import LIVE
 from metasched.model.job import Reason, State
 from metasched.model.listing import JobStatus
@@ -130,6 +134,8 @@ class StaleAttempts:
         ended_task, is_live = self._state.ended_tasks[job, index], stale_attempt.row.state in LIVE
         past_attempt = ended_task.past_attempts[dispatch_id]
         was_known = past_attempt.has_started
+        if was_known and _is_another_run(past_attempt, stale_attempt.row):
+            past_attempt.started, was_known = stale_attempt.row.started, False
         if was_known and not is_live:
             return
         if started and not was_known:
@@ -192,3 +198,10 @@ class StaleAttempts:
                     only_pending=stale_attempt.withdrawal is WithdrawalMode.IF_PENDING,
                 )
             )
+
+
+def _is_another_run(past_attempt: PastAttempt, row: JobStatus) -> bool:
+    """Return whether a manager lists a later start of an attempt than it did before its end."""
+    if past_attempt.started is None or row.started is None:
+        return False
+    return row.started > past_attempt.started + START_TOLERANCE

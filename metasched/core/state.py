@@ -34,7 +34,8 @@ from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import MAX_WINDOW, Policy
 from metasched.policies.shadow import MAX_OBSERVED_PER_STEP, ObservedPlacement
 
-MAX_ENDED_TASKS = 20_000  # remembered, in case a manager lists an attempt of them again
+# remembered, in case a manager lists an attempt of them again; others are in the database
+MAX_ENDED_TASKS = 20_000
 
 
 class SchedulerState:
@@ -251,9 +252,7 @@ class SchedulerState:
     def _remove_ended(self, task: Task) -> None:
         """Remember an ended task, in case a manager lists an attempt of it again."""
         job_id, index = task.task_id
-        self.ended_tasks[task.task_id] = EndedTask(task.state, task.attempts, task.past_attempts)
-        if len(self.ended_tasks) > MAX_ENDED_TASKS:
-            self.ended_tasks.popitem(last=False)  # O(1), unlike removal of a dict's first key
+        self._remember(task.task_id, EndedTask(task.state, task.attempts, task.past_attempts))
         del self.tasks[task.task_id]
         tasks_of_job = self.open_tasks[job_id]
         del tasks_of_job[index]
@@ -261,6 +260,25 @@ class SchedulerState:
             del self.open_tasks[job_id]
             if job_id not in self.remainders:  # else later tasks need dispatch ids of their own
                 self.last_dispatch.pop(job_id, None)
+
+    def _remember(self, task_id: TaskId, ended: EndedTask) -> None:
+        self.ended_tasks[task_id] = ended
+        if len(self.ended_tasks) > MAX_ENDED_TASKS:
+            self.ended_tasks.popitem(last=False)  # O(1), unlike removal of a dict's first key
+
+    def has_forgotten(self, job: int, index: int, dispatch_id: int) -> bool:
+        """Return whether nothing is remembered of an attempt, which may be in the database."""
+        is_live = index in self.dispatches.get((job, dispatch_id), ())
+        return not is_live and dispatch_id not in self.past_attempts_of(job, index)
+
+    def recall_ended(self, task_id: TaskId, stored: EndedTask) -> None:
+        """Remember attempts of a task again, which a manager lists after all."""
+        if (task := self.tasks.get(task_id)) is not None:  # requeued after it was forgotten
+            task.past_attempts = stored.past_attempts | task.past_attempts
+            return
+        if (ended := self.ended_tasks.pop(task_id, None)) is not None:
+            ended.past_attempts = stored.past_attempts | ended.past_attempts
+        self._remember(task_id, ended or stored)
 
     def count_unstarted(self, task: Task, view: ClusterView, direction: Literal[1, -1]) -> None:
         """Add (1) or remove (-1) an unstarted task in queue and load of its cluster."""

@@ -176,6 +176,7 @@ class TaskStateMachine:
             requeued,
             attempt.gres_choice,
             attempt.licence_choice,
+            attempt.started,
         )
         view = self._state.views.get(attempt.cluster)
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None

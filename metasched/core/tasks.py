@@ -157,6 +157,7 @@ class PastAttempt(msgspec.Struct):
     requeued: bool = False  # the task was requeued since: if it continues, it is cancelled again
     gres_choice: int | None = None  # as that of `Attempt`
     licence_choice: int | None = None  # as that of `Attempt`
+    started: float | None = None  # as that of `Attempt`
 
 
 class EndedTask(msgspec.Struct):

@@ -30,6 +30,7 @@ from metasched.core.events import (
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.command_executor import CommandExecutor
 from metasched.daemon.dispatches_in_flight import DispatchesInFlight
+from metasched.daemon.forgotten_attempts import ForgottenAttempts
 from metasched.daemon.host import SchedulerHost
 from metasched.daemon.manager_start_times import ManagerStartTimes
 from metasched.daemon.owner_turns import OwnerTurns
@@ -83,6 +84,7 @@ class ClusterConnection:
             host, settings, self.worker, is_up=lambda: not self.breaker.failures
         )
         self.row_filter = RowFilter(self.name, host.quarantine)
+        self._forgotten = ForgottenAttempts(host)
         self.start_times = ManagerStartTimes(self.name)
         self.queue: ListedQueue | None = None  # as last listed; None: its order is unknown
         self.reservation_sync = ReservationSync(
@@ -263,6 +265,7 @@ class ClusterConnection:
         self._note_breaker(AuditKind.BREAKER_CLOSED, "")
         self._note_exclusions(reply.exclusions)
         self._full_poll = False
+        delta, looked_up = self._forgotten.look_up(delta)
         self.start_times.update(delta, core.instances)
         if delta.queue is not None or delta.full:
             self.queue = delta.queue
@@ -290,6 +293,7 @@ class ClusterConnection:
                     (row.tag, row.task, row.defect) for row in newly_set_aside[:MAX_DEFECTS]
                 ),
                 not_withdrawn=self._cancelled_by_others(delta),
+                looked_up=looked_up,
             )
             await self._host.apply_events(listing)
         self.last_listed = delta.taken
