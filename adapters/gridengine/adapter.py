@@ -23,7 +23,7 @@ from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.accounting import AccountingFile
-from metasched.adapters.gridengine.cell_files import cell_folder, qmaster_address
+from metasched.adapters.gridengine.cell_files import cell_folder
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.foreign_use import ForeignUseFile
@@ -38,6 +38,7 @@ from metasched.adapters.gridengine.set_aside import SetAsideJobs
 from metasched.adapters.gridengine.submission import native_specification, parse_rejection
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
+from metasched.adapters.manager_uptime import ManagerUptime
 from metasched.adapters.single_submissions import submit_each
 from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import Cluster
@@ -127,12 +128,15 @@ class GridEngine:
         )
         self._cached_configuration: _CellConfiguration | None = None
         self._live_statuses: dict[listing.TaskKey, JobStatus] = {}  # last status before an end
+        self._told_ends: set[listing.TaskKey] = set()  # ends of the accounting in past listings
         self._missing_since: dict[listing.TaskKey, float] = {}  # time of the first qstat without it
         self._accounting_lines: dict[listing.TaskKey, listing.AccountingLine] = {}
         self._set_aside = SetAsideJobs(self._own_jobs, settings.keep)
         self._hosts: frozenset[str] = frozenset()  # names of all hosts, of the last poll
         self._host_totals: dict[str, Mapping[str, float]] = {}  # by host, the oldest first
         self._listing_times: deque[float] = deque()  # of past listings by qstat
+        self._uptime = ManagerUptime()
+        self._up_since = 0.0  # epoch seconds; last start of the qmaster that was told
 
     def add_former_instances(self, names: frozenset[str]) -> None:
         """Recognise the jobs of former instances, too; see `Adapter.add_former_instances`."""
@@ -216,7 +220,7 @@ class GridEngine:
         self._job_deletion.withdraw_all(withdrawals)
 
     def poll(self) -> Listing:
-        """List the whole cell by three commands and the new lines of the accounting file.
+        """List the whole cell by four commands and the new lines of the accounting file.
 
         Reservations need a few more commands (`GridEngineReservations.unreserved`). The accounting
         is read after qstat, so that a job that ends in between is in either of them.
@@ -224,6 +228,7 @@ class GridEngine:
         listed_at = time.time()
         configuration = self._configuration()
         jobs, unreadable = self._commands.list_jobs("*")
+        proves_since = self._follow_start(time.monotonic())
         if self._launcher is None:
             # Without a session nothing can be submitted. Last, since it may hang with the qmaster.
             self._session.open()
@@ -263,9 +268,10 @@ class GridEngine:
         )
         return Listing(
             taken=listed_at,
-            since=self._proves_absence_since(listed_at),
+            since=max(proves_since, self._proves_absence_since(listed_at)),
             until=self._proves_absence_until(listed_at, lag),
             rows=tuple(statuses),
+            up_since=self._up_since,
             info=structs.replace(
                 info,
                 licences=global_licences,
@@ -295,17 +301,11 @@ class GridEngine:
         )
 
     def _clock_lead(self) -> float | None:
-        """Return `least_clock_lead` of the qmaster; None if qping reports no time."""
-        if (address := qmaster_address(os.environ)) is None:
-            return None
+        """Return `least_clock_lead` of the qmaster; None if it reports no time."""
         asked_at = time.time()
-        try:
-            reported = self._commands.query(
-                listing.parse_clock, "qping", "-info", *address, "qmaster", "1"
-            )
-        except Unreachable:  # a cell may lack qping, and all else has been answered
+        if (times := self._commands.qmaster_times()) is None:
             return None
-        return least_clock_lead(reported, asked_at, time.time())
+        return least_clock_lead(times[1], asked_at, time.time())
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:
         return self._foreign_use.query(query)
@@ -329,7 +329,10 @@ class GridEngine:
         ended = {}
         for key, line in self._accounting_lines.items():
             job = own_jobs.get(key)
-            requeued = job is not None and (job.is_waiting or job.was_rescheduled)
+            # An older spool that was put back lists a job as waiting that has ended. Its end is
+            # told first. Then it is listed, so that it is withdrawn.
+            waits_again = job is not None and job.is_waiting and key in self._told_ends
+            requeued = waits_again or (job is not None and job.was_rescheduled)
             killed = self._deletions.explains_end(key, line.ended)
             status = None if requeued else listing.ended_status(line, *key[:2], killed=killed)
             if status is not None:
@@ -340,7 +343,10 @@ class GridEngine:
                 started = (previous.started if previous else None) or status.started or 0
                 started = min(started, status.ended or 0)
                 ended[key] = structs.replace(status, started=started, owner=key[2])
+        self._told_ends |= ended.keys()
         live = {}
+        # a status that is kept beyond a restart would pass for a listing after it
+        was_restarted = bool(self._listing_times) and self._up_since > self._listing_times[-1]
         may_be_any = ("", -1, "") in self._set_aside
         for key, job in own_jobs.items():
             if key not in ended:
@@ -351,7 +357,7 @@ class GridEngine:
                 continue
             missing = listed_at - self._missing_since.setdefault(key, listed_at)
             is_gone = not may_be_any and self._deletions.proves_gone(key, listed_at, lag)
-            if missing <= lag and not is_gone:
+            if missing <= lag and not is_gone and not was_restarted:
                 live[key] = status
         self._missing_since = {
             key: since for key, since in self._missing_since.items() if key in live
@@ -387,11 +393,35 @@ class GridEngine:
         """Drop tasks that ended more than `keep` seconds ago."""
         oldest = listed_at - self._settings.keep
         expired = [key for key, line in self._accounting_lines.items() if line.ended < oldest]
+        self._told_ends.difference_update(expired)
         for key in expired:
             del self._accounting_lines[key]
             self._live_statuses.pop(key, None)
         for key in self._deletions.drop_before(oldest):
             self._live_statuses.pop(key, None)
+
+    def _follow_start(self, listed_at: float) -> float:
+        """Return since when no restart of the qmaster can have lost a job of its listing.
+
+        A qmaster that is killed, or whose spool is put back, forgets jobs, and may have started
+        them before. Only its own answer to qping tells its start on every host, to every account:
+
+        - its pid, heartbeat and messages are in its spool, which other hosts need not see;
+        - `act_qmaster` is written at each start, but may be a copy on hosts that share no files;
+        - the numbers of jobs begin anew after 9,999,999, and other jobs are not listed for good.
+
+        A shadow master is another process with another start. Without an answer the qmaster may
+        have started at this very moment, so the listing proves nothing. `listed_at` is the time of
+        the listing by the monotonic clock.
+        """
+        times = self._commands.qmaster_times()
+        now = time.monotonic()
+        clock_offset = time.time() - now  # epoch seconds minus the monotonic clock
+        if times is None:
+            self._uptime.skip(listed_at)
+            return clock_offset + now
+        self._up_since = clock_offset + self._uptime.update(*times, listed_at, now)
+        return self._up_since
 
     def _proves_absence_since(self, listed_at: float) -> float:
         since = self._accounting.since

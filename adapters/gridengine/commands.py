@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from metasched.adapters.gridengine import listing
+from metasched.adapters.gridengine.cell_files import qmaster_address
 from metasched.adapters.launcher_client import LauncherClient, remaining_seconds
 from metasched.model.adapter_errors import Unreachable
 from metasched.processes.commands import CommandResult, run_command
 
 IDS_PER_COMMAND = 500  # job or reservation ids in the arguments of a command
+
+_QPING_SECONDS = 3.0  # a qmaster answers at once: its other threads may be busy
 
 T = TypeVar("T")
 
@@ -36,10 +40,10 @@ class CellCommands:
             "TZ": "UTC",
         }
 
-    def run(self, program: str, *arguments: str) -> CommandResult:
-        """Run a command as this account."""
+    def run(self, program: str, *arguments: str, at_most: float = math.inf) -> CommandResult:
+        """Run a command as this account, for `at_most` seconds if that is less than the limit."""
         path = os.path.join(self._bin_dir, program) if self._bin_dir else program
-        timeout = remaining_seconds(self._timeout)
+        timeout = min(remaining_seconds(self._timeout), at_most)
         return run_command([path, *arguments], self._environment, timeout)
 
     def run_as_owner(self, user: str, verb: str, ids: str) -> CommandResult:
@@ -62,6 +66,19 @@ class CellCommands:
             return parse(answer.stdout)
         except (ValueError, KeyError, OverflowError) as error:
             raise Unreachable(f"{program}: the answer cannot be read: {error}") from None
+
+    def qmaster_times(self) -> tuple[float, float] | None:
+        """Return the qmaster's start and time, in whole epoch seconds of its own clock.
+
+        None if it does not tell: a cell may lack qping, which asks for ever where it may not ask.
+        """
+        if (address := qmaster_address(os.environ)) is None:
+            return None
+        try:
+            answer = self.run("qping", "-info", *address, "qmaster", "1", at_most=_QPING_SECONDS)
+            return listing.parse_qmaster_times(answer.stdout)
+        except (Unreachable, ValueError):
+            return None
 
     def list_jobs(self, user: str) -> listing.QstatListing:
         """List the jobs of a user, or of all users for `*`."""

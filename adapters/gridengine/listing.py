@@ -474,16 +474,17 @@ def parse_release(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def parse_clock(text: str) -> float:
-    """Parse `qping -info`: the time of the qmaster's clock in whole epoch seconds."""
-    started = re.search(r"^start time: .*\((\d+)\)$", text, re.MULTILINE)
-    runs_for = re.search(r"^run time \[s\]:\s+(\d+)$", text, re.MULTILINE)
+def parse_qmaster_times(text: str) -> tuple[float, float]:
+    """Parse `qping -info`: the qmaster's start and time, whole epoch seconds by its clock."""
+    started = re.search(r"^start time: .*\((\d{1,18})\)$", text, re.MULTILINE)
+    runs_for = re.search(r"^run time \[s\]:\s+(\d{1,18})$", text, re.MULTILINE)
     if started is None or runs_for is None:
         raise ValueError("no start time and run time of the qmaster")
     # by the same clock, so that a step of it since the start is in the sum
-    if not is_time(now := float(started[1]) + float(runs_for[1])):
+    start, now = float(started[1]), float(started[1]) + float(runs_for[1])
+    if not (is_time(start) and is_time(now)):
         raise ValueError(f"no time: {now}")
-    return now
+    return start, now
 
 
 def parse_duration_offset(scheduler: str) -> float:

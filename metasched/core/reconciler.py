@@ -172,12 +172,15 @@ class Reconciler:
         Listings contain every attempt that started within the span for which they prove absence. So
         an attempt that was in the manager, unstarted, within that span never started. Managers
         drop such tasks without a record (Slurm: tasks of an array).
+
+        A manager that restarts may have forgotten attempts, and starts of them. So nothing before
+        its last start is proved, also by an adapter that says so.
         """
-        attempt = task.live_attempt
+        attempt, since = task.live_attempt, max(listing.since, listing.up_since)
         if attempt.accepted is None and attempt.native_id is None:
             if attempt.tried is None or attempt.tried > listing.until:
                 return  # not submitted yet, or the command may still arrive
-            if listing.since <= attempt.dispatched:
+            if since <= attempt.dispatched:
                 cause = "a complete listing proves that it never reached the manager"
                 yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
                 return
@@ -186,7 +189,7 @@ class Reconciler:
             last_present = attempt.accepted or attempt.dispatched
             if attempt.last_listed is not None:
                 earliest_start = last_present = attempt.last_listed
-            if listing.since <= earliest_start and last_present <= listing.until:
+            if since <= earliest_start and last_present <= listing.until:
                 yield from self._resolve_never_started(task)
                 return
         if not attempt.missing:

@@ -155,6 +155,20 @@ class Cell(DaemonGroup):
         """Kill sge_qmaster: state that it has not spooled is lost."""
         self._kill("sge_qmaster")
 
+    def copy_spool(self, folder: Path) -> None:
+        """Copy the qmaster's spool, as a backup of the site would."""
+        shutil.copytree(self._spool / "qmaster", folder)
+
+    def put_back_spool(self, folder: Path, last_job: int) -> None:
+        """Let a qmaster that is down start with a copy of its spool.
+
+        `last_job`: highest number of a job so far. An execution host would take a new job for the
+        job of the same number that it still runs.
+        """
+        shutil.rmtree(self._spool / "qmaster")
+        shutil.copytree(folder, self._spool / "qmaster")
+        (self._spool / "qmaster" / "jobseqnum").write_text(f"{last_job}\n")
+
     def start_execd(self) -> None:
         self._start("sge_execd")
         self._until(self.hears_execd, "an execution host that takes jobs")

@@ -125,7 +125,7 @@ PARSERS: list[tuple[Callable[[str], Any], list[str]]] = [
     (cell.parse_complexes, recorded_cell("complexes")),
     (cell.parse_accounting_delay, recorded_cell("configuration")),
     (cell.parse_duration_offset, recorded_cell("scheduler")),
-    (cell.parse_clock, [QPING]),
+    (cell.parse_qmaster_times, [QPING]),
     (cell_reservations.parse_reservations, recorded_cell("reservation")),
     (cell_reservations.parse_reservation_ids, recorded_cell("reservation ids")),
     (

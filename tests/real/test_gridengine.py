@@ -22,6 +22,7 @@ from tests.contract.conftest import Manager
 from tests.harness.gridengine import LIBRARY, MEMORY, Cell, worker_adapter
 
 TIMEOUT = 2.0  # seconds
+COMMANDS = Path("/usr/lib/gridengine")
 OTHER = "/usr/lib/gridengine/libspoolc.so"  # a library without DRMAA
 Profile = Literal["gridengine", "generic"]
 
@@ -208,6 +209,96 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
         assert manager.wait_end(waiting).started is None
         assert (tmp_path / "ran").read_text() == "ran\n"
         manager.adapter.close()
+
+
+def test_listings_prove_nothing_before_the_last_start_of_the_qmaster(tmp_path: Path) -> None:
+    with Cell(tmp_path / "cell") as cell:
+        options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT)
+        manager = Manager(lambda name: worker_adapter(cell, options, name, tmp_path), tmp_path)
+        first = manager.adapter.poll()
+        assert first.up_since <= first.taken
+        again = manager.adapter.poll()
+        assert again.up_since == pytest.approx(first.up_since, abs=0.1)
+        cell.kill_qmaster()
+        cell.start_qmaster()
+        manager.reconnect()
+        restarted = manager.adapter.poll()
+        assert again.taken < restarted.up_since <= restarted.since
+        manager.adapter.close()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """A folder of the cell's commands, some of which a test replaces."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for program in ("qstat", "qhost", "qconf", "qdel", "qhold", "qrls", "qrstat", "qping"):
+        (folder / program).symlink_to(COMMANDS / program)
+    return folder
+
+
+@pytest.fixture
+def over_commands(gridengine_cell: Cell, commands: Path, tmp_path: Path) -> Iterator[Manager]:
+    """The cell by these commands; a missing job counts as gone after half a minute."""
+    options = DrmaaOptions(library=str(LIBRARY), bin_dir=str(commands), settle=30.0, timeout=4.0)
+    manager = Manager(
+        lambda name: worker_adapter(gridengine_cell, options, name, tmp_path), tmp_path
+    )
+    try:
+        yield manager
+    finally:
+        manager.adapter.close()
+        gridengine_cell.empty()
+
+
+def replace(program: Path, script: str) -> None:
+    program.unlink()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize("qping", ["", "sleep 60", "exit 1", "echo start time: now", "yes"])
+def test_listings_prove_nothing_if_qping_does_not_tell_the_start(
+    over_commands: Manager, commands: Path, qping: str
+) -> None:
+    """A qmaster that is restarted within a second, between two listings, would not be noticed."""
+    (commands / "qping").unlink() if not qping else replace(commands / "qping", qping)
+    for _ in range(2):
+        listing = over_commands.adapter.poll()
+        assert (listing.up_since, listing.since > listing.taken) == (0.0, True)
+
+
+EMPTY = "<?xml version='1.0'?><job_info><queue_info/><job_info/></job_info>"
+
+
+@pytest.mark.parametrize(
+    ("qstat", "is_answer"),
+    [
+        (f'echo "{EMPTY}"', True),
+        (f"{COMMANDS}/qstat \"$@\" | sed '/<job_list/,/<.job_list/d'", True),
+        (f'{COMMANDS}/qstat "$@" | head -c 200', False),
+        ("true", False),
+        ("echo critical error: no qmaster", False),
+    ],
+)
+def test_a_single_listing_that_lacks_jobs_ends_none(
+    over_commands: Manager, commands: Path, qstat: str, is_answer: bool
+) -> None:
+    """All with exit code 0. What is cut off, or is a message, is no answer at all."""
+    over_commands.fill()
+    waiting = over_commands.submit("true")
+    over_commands.wait_state(waiting, State.PENDING)
+    before = over_commands.adapter.poll().rows
+    assert len(before) == 2
+    replace(commands / "qstat", qstat)
+    if is_answer:
+        assert over_commands.adapter.poll().rows == before
+    else:
+        with pytest.raises(Unreachable):
+            over_commands.adapter.poll()
+    (commands / "qstat").unlink()
+    (commands / "qstat").symlink_to(COMMANDS / "qstat")
+    assert over_commands.adapter.poll().rows == before
 
 
 @pytest.mark.parametrize("profile", ["gridengine", "generic"])

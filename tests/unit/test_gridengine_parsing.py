@@ -244,21 +244,23 @@ def test_how_long_the_accounting_lags(written: str, delay: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "now"),
+    ("answer", "times"),
     [
-        (QPING, 1795256358.0),
+        (QPING, (1795255943.0, 1795256358.0)),
         (QPING.replace("\nrun time [s]:", "\nruns for:"), None),
         (QPING.replace("(1795255943)", "(-)"), None),
         (QPING.replace("(1795255943)", f"({'9' * 400})"), None),
+        (QPING.replace("(1795255943)", f"({'9' * 18})"), None),
+        (QPING.replace(":             415", ":             -1"), None),
         ("", None),
     ],
 )
-def test_the_clock_of_the_qmaster(answer: str, now: float | None) -> None:
-    if now is not None:
-        assert listing.parse_clock(answer) == now
+def test_start_and_clock_of_the_qmaster(answer: str, times: tuple[float, float] | None) -> None:
+    if times is not None:
+        assert listing.parse_qmaster_times(answer) == times
         return
     with pytest.raises(ValueError, match="no "):
-        listing.parse_clock(answer)
+        listing.parse_qmaster_times(answer)
 
 
 def test_where_the_qmaster_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

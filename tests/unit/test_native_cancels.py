@@ -205,6 +205,8 @@ def test_a_task_that_its_manager_lost_is_held_as_requested() -> None:
         vanished=(KEY,),
         not_withdrawn=(KEY,),
     )
+    assert site.state() is State.UNKNOWN  # it may have started before
+    site.step(AccountingReceived(NOW + 4, "left", never_started=(KEY,)))
     assert site.state() is State.HELD
 
 

@@ -397,7 +397,8 @@ def test_an_ended_job_that_was_requeued_runs_anew_even_if_its_end_was_not_one() 
     assert site.out.actions == [Dispatch(1, 3, "right", (0,))]
 
 
-def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_again() -> None:
+def test_what_was_seen_only_before_a_restart_and_is_lost_is_unknown_until_proved() -> None:
+    """Its manager may have started it, and have lost that, too."""
     site = Site(pull=False)
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.step(DispatchStarted(NOW, 1, 1))
@@ -416,6 +417,9 @@ def test_what_was_seen_only_before_a_restart_and_is_lost_by_its_manager_is_sent_
     cluster = Cluster(name="left", adapter="local")
     again.step(DaemonStarted(NOW + 60, "cafe", Policy(pull=False), (cluster,)))
     again.seen("left", facts(8), at=NOW + 70, full=True, up_since=NOW + 50)
+    assert (again.out.actions, again.state()) == ([], State.UNKNOWN)
+    missing = ((tag_of("cafe", 1, 1), 0),)
+    again.step(AccountingReceived(NOW + 71, "left", never_started=missing))
     assert again.out.actions == [Dispatch(1, 2, "left", (0,))]
 
 
