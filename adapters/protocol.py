@@ -127,6 +127,8 @@ class WorkerReply(msgspec.Struct, frozen=True):
     reason: str = ""  # of the error
     retry_later: bool = False  # of "refused": the manager accepts no such submissions for now
     scope: RefusalScope = "cluster"  # of `retry_later`
+    # of "unreachable" and "partial": what its program said that ended by itself, see `Unreachable`
+    sentence: str = ""
     site_fault: bool = False  # of "unreachable": certainly not executed, see `SiteFault`
     native_ids: dict[int, str] = msgspec.field(default_factory=dict)  # by task index
     untried: tuple[int, ...] = ()  # of "partial": tasks that are certainly not queued

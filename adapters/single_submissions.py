@@ -32,5 +32,5 @@ def submit_each(
             untried = indices[position + 1 :]
             if not (native_ids or untried):
                 raise
-            raise PartlySubmitted(error.reason, native_ids, untried) from None
+            raise PartlySubmitted(error.reason, native_ids, untried, error.sentence) from None
     return native_ids

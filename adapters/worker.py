@@ -113,6 +113,7 @@ class AdapterHost:
         return structs.replace(
             reply,
             reason=clean_text(reply.reason, limit),
+            sentence=clean_text(reply.sentence),
             access=self.adapter.access,
             exclusions=self.adapter.exclusions,
             number=call.number,
@@ -156,11 +157,17 @@ class AdapterHost:
             )
         except PartlySubmitted as error:
             return WorkerReply(
-                "partial", error.reason, native_ids=error.native_ids, untried=error.untried
+                "partial",
+                error.reason,
+                sentence=error.sentence,
+                native_ids=error.native_ids,
+                untried=error.untried,
             )
         except Unreachable as error:
             site_fault = isinstance(error, SiteFault)
-            return WorkerReply("unreachable", error.reason, site_fault=site_fault)
+            return WorkerReply(
+                "unreachable", error.reason, sentence=error.sentence, site_fault=site_fault
+            )
         except Exception:
             return WorkerReply("defect", traceback.format_exc())
 
@@ -292,7 +299,9 @@ class AdapterHost:
 
 
 def _has_lost_tasks(call: WorkerCall, reply: WorkerReply) -> bool:
-    """Return whether it is unknown of some task of a submit whether it is queued."""
+    """Return whether no answer came to some task of a submit, and further submits may get none."""
+    if reply.sentence:
+        return False  # the program has ended by itself
     if reply.error == "partial" and call.submission is not None:
         return len(reply.native_ids) + len(reply.untried) < len(call.submission.indices)
     return reply.error not in ("", "refused")

@@ -53,6 +53,7 @@ from metasched.db import (
     sessions,
     shadows,
     share_uses,
+    strikes,
     submission_keys,
     task_runs,
     tuning,
@@ -547,6 +548,7 @@ class Ledger(Writer):
         calendar.store(self._connection, [outcome for _, outcome in steps])
         limit_uses.store(self._connection, [outcome for _, outcome in steps])
         share_uses.store(self._connection, steps)
+        strikes.store(self._connection, [outcome for _, outcome in steps])
         daily_use.store(self._connection, steps)
         insert_rows(self._connection, change, change_rows)
         for row in cluster_rows:

@@ -16,7 +16,7 @@ from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import NO_CLUSTERS, Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
-from metasched.db import calendar, leases, reservations, share_uses, task_runs, tuning
+from metasched.db import calendar, leases, reservations, share_uses, strikes, task_runs, tuning
 from metasched.db.cluster_info import apply_changes
 from metasched.db.schema import attempt, cluster, current_spec, drain, event, job, task, task_run
 from metasched.model.arrays import format_indices
@@ -62,6 +62,7 @@ def recover(connection: Connection, window: int) -> RecoveredState:
         ended=_ended_tasks(connection),
         # a task dispatched before no longer depends on other jobs
         target_summaries=_target_summaries(connection, waiting_jobs.values()),
+        strikes=strikes.read_all(connection),
         leases=leases.live_leases(connection),
         lingering=leases.lingering(connection),
         totals=leases.operator_totals(connection),

@@ -34,7 +34,7 @@ from metasched.model.notice import DeliveryState
 from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "s0001"  # the newest migration, which leaves exactly these tables
+REVISION = "s0002"  # the newest migration, which leaves exactly these tables
 
 # 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
@@ -204,6 +204,7 @@ attempt = Table(
     Column("dispatched", Float, nullable=False),
     Column("accepted", Float),
     Column("tried", Float),
+    Column("sentence", SafeText, nullable=False, server_default=""),
     Column("native_id", SafeText),
     Column("intent", SafeText),
     Column("target", SafeText),
@@ -244,6 +245,20 @@ Index(
     unique=True,
     sqlite_where=_IS_LIVE,
     postgresql_where=_IS_LIVE,
+)
+
+# Refusals without proof, of open jobs
+strike = Table(
+    "strike",
+    metadata,
+    Column("job", Int64, primary_key=True),
+    Column("cluster", SafeText, primary_key=True),
+    Column("count", Int64, nullable=False),
+    Column("sentence", SafeText, nullable=False),
+    Column("time", Float, nullable=False),
+    Column("delay", Float, nullable=False),
+    Column("retry_at", Float, nullable=False),
+    CheckConstraint("count >= 0", name="count"),
 )
 
 _LACKS_USE = text(

@@ -21,8 +21,10 @@ from metasched.model.cluster import (
 from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job, Reason
 
-# Reasons that remain until the site or the cluster is reconfigured.
-PERMANENT_REASONS = frozenset({Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM})
+# Reasons that remain until the site or the cluster is reconfigured, or the owner acts.
+PERMANENT_REASONS = frozenset(
+    {Reason.NO_CLUSTER_FITS, Reason.NO_MAPPING, Reason.FILESYSTEM, Reason.REFUSED_THRICE}
+)
 # alternatives of features that are all required, without brackets and counts
 _SIMPLE_ALTERNATIVES = re.compile(r"[\w.:\-]+(?:[&|][\w.:\-]+)*", re.ASCII)
 FEATURE = re.compile(r"[A-Za-z0-9_.:\-]+")

@@ -26,7 +26,7 @@ from metasched.adapters.slurm.batch_script import array_script, task_script
 from metasched.adapters.slurm.submission import (
     environment_file,
     error_message,
-    parse_refusal,
+    parse_answer,
     sbatch_arguments,
 )
 from metasched.model.adapter_errors import Refused, Unreachable
@@ -107,13 +107,7 @@ class SlurmCommands:
                 files=(script_fd, environment_fd),
                 payload=payload,
             )
-        if completed.exit_code != 0:
-            uncertain = Unreachable(f"sbatch: {error_message(completed.stderr)}")
-            raise (completed.exit_code > 0 and parse_refusal(completed.stderr)) or uncertain
-        job_id = completed.stdout.strip().partition(";")[0]
-        if not job_id.isdecimal():
-            raise Unreachable(f"sbatch answered {completed.stdout[:80]!r}, not a job id")
-        return job_id
+        return parse_answer(completed)
 
     def jobs(
         self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False

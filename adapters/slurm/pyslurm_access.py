@@ -22,9 +22,10 @@ from metasched.adapters.slurm.batch_script import task_script
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.listing import QueueLine, QueueListing, format_mark, is_active
 from metasched.adapters.slurm.submission import (
+    is_transport_error,
     job_name,
     output_path,
-    parse_refusal,
+    refusal_by_controller,
     task_environment,
     time_limit_minutes,
 )
@@ -64,9 +65,11 @@ class PyslurmAccess(SlurmCommands):
                 attributes = self._description(submission, index, f"/proc/self/fd/{script_fd}")
                 return str(self._pyslurm.JobSubmitDescription(**attributes).submit())
             except self._pyslurm.RPCError as error:
-                stderr = f"sbatch: error: Batch job submission failed: {error}"
-                refused = parse_refusal(stderr) if _is_controller_error(error) else None
-                raise (refused or Unreachable(f"pyslurm: {error}")) from None
+                if _is_controller_error(error):
+                    raise refusal_by_controller(error.errno, [str(error)]) from None
+                reason = f"pyslurm: {error}"
+                said = "" if is_transport_error(error.errno) else reason
+                raise Unreachable(reason, said) from None
             except ValueError:  # nothing was sent; sbatch accepts the job or reports the problem
                 pass
         return super().submit(submission, index)
@@ -254,7 +257,7 @@ def _needs_sbatch(submission: Submission) -> bool:
 
 def _is_controller_error(error: Any) -> bool:
     """Return whether the controller reported the error (slurm_errno.h), not the connection."""
-    return bool(2000 <= error.errno < 5000)
+    return bool(2000 <= error.errno < 3000)
 
 
 def _native_id(job: Any) -> str:

@@ -25,6 +25,7 @@ from metasched.model.job import State
 from metasched.model.listing import JobStatus, QuarantinedRow
 from metasched.model.tags import parse_number, parse_tag
 
+_REFUSALS = ("BadConstraints",)  # why Slurm can never start a job
 _EMPTY_ARRAY = re.compile(r"\d+(_(\[\])?)?")  # all its pending tasks were cancelled together
 
 
@@ -120,6 +121,8 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
             node=node,
             restarts=restarts,
             restart_stays=restarts > 0 and current is State.PENDING and line.priority == "0",
+            # sbatch has failed, too, and Slurm keeps the job that it could never start
+            refused=current is State.FAILED and started is None and manager_reason in _REFUSALS,
             owner=owner,
             expected=expected,
         )

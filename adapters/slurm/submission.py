@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from metasched.adapters.base import Submission
+from metasched.adapters.slurm.error_texts import CONTROLLER_ERRORS, TRANSPORT_ERRORS
 from metasched.adapters.slurm.listing import format_mark
-from metasched.model.adapter_errors import Refused
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.arrays import format_indices
 from metasched.model.job import Job
 from metasched.model.manager_options import ManagerOptions
 from metasched.model.output_paths import has_task_number, split_at_node
 from metasched.model.refusal_scope import RefusalScope
+from metasched.processes.commands import CommandResult
 
 _MAX_NAME_LENGTH = 256  # characters; Slurm takes 1024 bytes, UTF-8 needs up to 4 for a character
 
@@ -27,8 +30,8 @@ _RESERVED_SHORT = "aDeihMoQVW"
 _TAG_OPTIONS = {"comment": "comment", "wckey": "wckey", "name": "job-name"}  # by tag_field
 _SHORT_FLAGS = "HkOsv"  # short options without a value
 
-# Errors of the controller that mean: the job was not queued, for now. The first pattern that
-# matches decides for whom. Names of limits are those of squeue(1).
+# Errors of the controller that pass. The first pattern that matches decides for whom they hold.
+# Names of limits are those of squeue(1).
 _RETRYABLE: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
     (re.compile("QOSGrpSubmitJob"), "qos"),
     (re.compile("QOSMaxSubmitJobPerUser"), "user+qos"),
@@ -47,22 +50,44 @@ _RETRYABLE: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
     ),
     (re.compile("try again"), "cluster"),
 )
+# Numbers of errors that are the cluster's fault, not the job's, so they pass, too: MaxJobCount,
+# files, credentials, standby, changed settings, disabled, ports, internal; deferred, power.
+_FAULTS_OF_CLUSTER = frozenset(
+    {2007, 2019, 2026, 2027, 2030, 2032, 2033, 2034, 2037, 2043, 2049, 2059, 2090, 2091, 2097}
+    | {2125, 2131, 2177}
+)
 _POLICY_LIMIT = re.compile("violates accounting/QOS policy")
 _POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
-_PERMANENT = re.compile(
-    r"Invalid (?!authentication|job credential|header|message|protocol)"
-    r"|Requested |More processors|Node count|Task (count|distribution)|CPU count|Job size"
-    r"|Job (dependency|script|--batch)|Access (denied|/permission)|Access/permission"
-    r"|User's group|Pathname|Memory (required|specification)|No partition|Only batch"
-    r"|Duplicate generic|Cannot request|Circular|Burst Buffer|Multiple partition|X11"
+_FAILED = re.compile(r"(?:/.*/)?\w+: error: Batch job submission failed: (.*)")
+_NUMBERS = {text: number for number, text in CONTROLLER_ERRORS}
+# Texts of a connection that failed. Beside Slurm's own these are the C library's.
+_TRANSPORT_TEXTS = {text for _, text in TRANSPORT_ERRORS} | {os.strerror(n) for n in range(1, 200)}
+_NO_CONNECTION = re.compile(
+    r"(Could not establish|Unable to establish) a? ?configuration source.*"
+    r"|Munge encode failed: .*|resolve_ctls_from_dns_srv: .*|.*Unable to contact slurm controller.*"
 )
-# Errors of sbatch before it contacts the controller.
+# Errors of sbatch before it contacts the controller, in full. A plug-in that runs later has words
+# of its own.
 _NOT_SENT = re.compile(
-    r"Batch script |This does not look like a batch script|The Slurm controller does not allow"
-    r"|Unable to open file|Invalid |Bad |Unrecognized |unrecognized option|invalid option"
-    r"|option .* (requires an argument|is ambiguous|doesn't allow an argument)"
-    r"|Script arguments not permitted|Can not specify|.* are mutually exclusive"
+    r"(unrecognized|invalid) option (-- )?'.*'"
+    r"|option requires an argument -- '.'"
+    r"|option '.*' (requires an argument|is ambiguous.*|doesn't allow an argument)"
+    r"|Invalid (--[\w-]+|-W umask=) (specification|argument)(: .*)?"
+    r'|Invalid numeric value ".*" for --[\w-]+\.'
+    r"|Invalid directive found in batch script: .*"
+    r"|Invalid generic resource \(gres\) specification"
+    r'|unrecognized --[\w-]+ argument ".*"(, see --[\w-]+=help)?'
+    r'|".*" is not a valid node count|invalid --profile=.* option|--propagate=.* is not valid\.'
+    r"|Priority must be (>=|<) \d+|--.* (are mutually exclusive|is mutually exclusive with --.*)\.?"
+    r"|Script arguments not permitted with --wrap option"
+    r"|Batch script (is empty!|contains only whitespace!)"
+    r"|For instance: #!/bin/sh|contain a NULL character '\\0'\."
+    r"|instead of expected UNIX line breaks \(\\n\)\."
 )
+_NOT_SENT_EXIT_CODES = (1, 255)
+# Exit codes of a shell whose command was killed by a signal.
+_KILLED = range(129, 193)
+_JOB_ID = re.compile(r"([1-9]\d{0,9})(;[\w.-]*)?")
 
 
 def sbatch_arguments(
@@ -243,24 +268,75 @@ def can_be_array(submission: Submission) -> bool:
     )
 
 
-def parse_refusal(stderr: str) -> Refused | None:
-    """Return the refusal in sbatch's errors; None if the job may have been queued."""
+def parse_answer(completed: CommandResult) -> str:
+    """Return the job id that sbatch has printed.
+
+    Raises Refused if its end proves that nothing was queued, else Unreachable.
+    """
+    exit_code, stdout, stderr = completed.exit_code, completed.stdout, completed.stderr
+    # an id is an answer whatever follows: a plug-in may end sbatch after it
+    job_ids = parse_job_ids(stdout)
+    if len(job_ids) == 1:
+        return job_ids.pop()
+    refusal = None if job_ids else parse_refusal(exit_code, stderr)
+    raise refusal or unproved_answer(exit_code, stdout, stderr)
+
+
+def parse_job_ids(stdout: str) -> set[str]:
+    """Return the job ids in the output of `sbatch --parsable`; plug-ins may print other lines."""
+    matches = (_JOB_ID.fullmatch(line.strip()) for line in stdout.splitlines())
+    return {match[1] for match in matches if match}
+
+
+def parse_refusal(exit_code: int, stderr: str) -> Refused | None:
+    """Return the refusal that sbatch's end proves; None if the job may have been queued.
+
+    Proofs are a text that the controller alone sends, and an error from before the connection.
+    """
     messages = list(_messages(stderr))
-    error = next(
-        (text for text in messages if text.startswith("Batch job submission failed: ")), None
-    )
-    reason = "; ".join(messages)[:500]
-    if error is None:
-        return Refused(reason) if any(_NOT_SENT.match(text) for text in messages) else None
-    error = error.partition(": ")[2]
+    if not messages:
+        return None
+    failed = _FAILED.fullmatch(stderr.rstrip().splitlines()[-1].strip())
+    if failed is None:
+        is_proved = exit_code in _NOT_SENT_EXIT_CODES and _NOT_SENT.fullmatch(messages[-1])
+        return Refused(_one_line(messages)) if is_proved else None
+    number = _NUMBERS.get(failed[1]) if exit_code == 1 else None
+    return None if number is None else refusal_by_controller(number, messages)
+
+
+def refusal_by_controller(number: int, messages: Sequence[str]) -> Refused:
+    """Return the refusal by an error of the controller, with all messages that came with it."""
+    reason = _one_line(messages)
     for pattern, scope in _RETRYABLE:
         if any(pattern.search(text) for text in messages):
             return Refused(reason, retryable=True, scope=scope)
-    if _POLICY_LIMIT.search(error):
+    if number in _FAULTS_OF_CLUSTER:
+        return Refused(reason, retryable=True)
+    if _POLICY_LIMIT.search(messages[-1]):
         # Without a detail it may be a limit on the size or on the number of jobs, which passes.
         detailed = any(_POLICY_DETAIL.fullmatch(text) for text in messages)
         return Refused(reason, retryable=not detailed, scope="user")
-    return Refused(reason) if _PERMANENT.match(error) else None
+    return Refused(reason)
+
+
+def is_transport_error(number: int) -> bool:
+    """Return whether an error number of Slurm's library is about the connection."""
+    return 0 < number < 2000 or 5000 <= number < 7000
+
+
+def unproved_answer(exit_code: int, stdout: str, stderr: str) -> Unreachable:
+    """Return what sbatch's end means if it proves nothing.
+
+    The sentence is a refusal if the job turns out not to be queued. A connection that failed, and a
+    kill, are none.
+    """
+    messages = list(_messages(stderr))
+    reason = f"sbatch: {_one_line(messages) or f'exit code {exit_code}, without an explanation'}"
+    if exit_code == 0:
+        reason = f"sbatch answered {stdout[:80]!r}, not a job id"
+    failed = bool(messages) and messages[-1].rpartition("submission failed: ")[2]
+    is_connection = failed in _TRANSPORT_TEXTS or any(map(_NO_CONNECTION.fullmatch, messages))
+    return Unreachable(reason, "" if is_connection or exit_code in _KILLED else reason)
 
 
 def _messages(stderr: str) -> Iterator[str]:
@@ -272,4 +348,8 @@ def _messages(stderr: str) -> Iterator[str]:
 
 def error_message(stderr: str) -> str:
     """Return a command's error messages as a line, without the command's name."""
-    return "; ".join(_messages(stderr))[:500] or "no explanation"
+    return _one_line(_messages(stderr)) or "no explanation"
+
+
+def _one_line(messages: Iterable[str]) -> str:
+    return "; ".join(messages)[:500]

@@ -32,6 +32,7 @@ MAX_CACHED_DECISIONS = 10_000  # different requirements in a cache
 LEAST_QUEUE_DEPTH = 1000  # tasks
 QUEUE_DEPTH_PER_CPU = 2  # tasks
 FULL_RETRY_DELAY = (10.0, 300.0)  # seconds until a full cluster is tried again: initial, maximum
+REFUSING_RETRY_DELAY = (1.0, 600.0)  # likewise for a cluster that refuses
 
 
 @dataclass
@@ -54,6 +55,11 @@ class ClusterView:
     down_reason: str = "no answer since the start"
     full_reason: str = ""  # why its manager rejects dispatches for now; "": it is not full
     full_since: float = 0.0
+    refusing: bool = False  # full: it refuses jobs of several owners with the same words
+    # owners for whom alone it refuses; by owner, the words
+    refused_owners: dict[str, str] = field(default_factory=dict)
+    # since it last accepted a task: by words of refusals without proof, the jobs of each owner
+    refusal_runs: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     retry_at: float = 0.0  # full: no dispatch until then, then a single task
     retry_delay: float = 0.0  # seconds
     rechecks: Rechecks = field(default_factory=dict)  # of all clusters
@@ -219,12 +225,21 @@ class ClusterView:
 
     # Full clusters
 
-    def mark_full(self, reason: str, now: float) -> None:
-        """Record that the manager is full; the delay until the next try doubles each time."""
-        initial, maximum = FULL_RETRY_DELAY
+    def mark_full(self, reason: str, now: float, *, refusing: bool = False) -> None:
+        """Record that the manager is full, or refuses; the delay of the next try doubles."""
+        initial, maximum = REFUSING_RETRY_DELAY if refusing else FULL_RETRY_DELAY
+        if refusing and not self.refusing:
+            self.retry_delay = 0.0
+        self.refusing = refusing
         self.retry_delay = min(self.retry_delay * 2, maximum) or initial
         self.full_reason, self.full_since = reason, now
         self.retry_at = now + self.retry_delay
+
+    def mark_open(self) -> bool:
+        """Record that the manager has accepted a task. Return whether it was full."""
+        was_full, self.full_reason = bool(self.full_reason), ""
+        self.refusing, self.retry_delay = False, 0.0
+        return was_full
 
     def retry_due(self, now: float) -> bool:
         """Return whether the cluster is full and due for another try with a single task."""

@@ -16,12 +16,10 @@ from metasched.core.placement import Placement
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import StateChange
-from metasched.core.transitions import TaskEvent
-from metasched.model.job import State
+from metasched.core.transitions import UNANSWERED, TaskEvent
 from metasched.model.refusal_scope import jobs_in_scope
 
 NO_ANSWER = "no answer: "  # begin of the note of a dispatch without an answer
-_UNANSWERED = (State.DISPATCHING, State.UNKNOWN)
 
 
 class DispatchAnswers:
@@ -48,6 +46,7 @@ class DispatchAnswers:
         """Record that the result of a dispatch is unknown; listings will show it."""
         for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
             task.live_attempt.tried = event.time
+            task.live_attempt.sentence = event.sentence
             self._state.record_note(task, NO_ANSWER + event.reason)
 
     def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:
@@ -64,28 +63,25 @@ class DispatchAnswers:
         """
         tasks = self._state.tasks_of_dispatch(event.job, event.dispatch_id)
         for task in tasks:
-            attempt, view = task.live_attempt, self._state.view_of(task)
+            attempt = task.live_attempt
             if task.index in event.uncertain:
-                attempt.tried = event.time
+                attempt.tried, attempt.sentence = event.time, event.sentence
                 self._state.record_note(task, NO_ANSWER + event.reason)
                 continue
             if task.index in event.untried:
-                if attempt.state in _UNANSWERED:
+                if attempt.state in UNANSWERED:
                     cause = f"never submitted: {event.reason}"
                     yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
                 continue
             attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
-            attempt.tried = None
+            attempt.tried, attempt.sentence = None, ""
             cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
-            if attempt.state in _UNANSWERED:
+            if attempt.state in UNANSWERED:
                 yield self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
             else:  # a listing came before the answer
                 self._state.record_note(task, cause)
             self._state_machine.request_withdrawal(task)
-            if view is not None and view.full_reason:
-                view.full_reason, view.retry_delay = "", 0.0
-                self._gates.request_recheck()
         any_accepted = bool(tasks and (event.native_ids or not event.reason))
         if any_accepted and (view := self._state.view_of(tasks[0])) is not None:
             view.scope_limits.accept(tasks[0].job)
@@ -95,7 +91,7 @@ class DispatchAnswers:
         tasks = [
             task
             for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id)
-            if task.state in _UNANSWERED  # else the manager has listed it
+            if task.state in UNANSWERED  # else the manager has listed it
         ]
         view = self._state.view_of(tasks[0]) if tasks and event.retry_later else None
         if view is not None:
@@ -107,8 +103,8 @@ class DispatchAnswers:
                 view.scope_limits.refuse(jobs, len(tasks), live_tasks, event.reason, event.time)
             self._placement.clear_cache()
         for task in tasks:
+            task.live_attempt.sentence = ""
             if view is None:
-                if task.live_attempt.number > task.ignore_rejections_until:
-                    task.rejected_by |= {task.live_attempt.cluster}
-                task.live_attempt.rejected = True
-            yield self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)
+                yield self._state_machine.reject(task, event.reason)
+            else:
+                yield self._state_machine.apply(task, TaskEvent.REFUSE, event.reason)

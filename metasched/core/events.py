@@ -17,6 +17,7 @@ from metasched.core.array_remainder import IndexRun, Remainder, RunChanges
 from metasched.core.calendar_events import CalendarEvent
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.reservations.events import ReservationAction, ReservationEvent
+from metasched.core.strikes import Strike
 from metasched.core.tasks import Attempt, EndedTask, PastAttempt, Task, TaskChange
 from metasched.model.calendar import CalendarEntry
 from metasched.model.cluster import Cluster, ClusterInfo
@@ -88,6 +89,7 @@ class DispatchAccepted(msgspec.Struct, frozen=True):
     untried: tuple[int, ...] = ()  # indices of tasks that certainly did not reach the manager
     uncertain: tuple[int, ...] = ()  # indices of tasks for which there was no answer
     reason: str = ""  # why tasks are untried or uncertain
+    sentence: str = ""  # of uncertain tasks, as in `DispatchUncertain`
 
 
 class DispatchRejected(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ class DispatchUncertain(msgspec.Struct, frozen=True):
     job: int
     dispatch_id: int
     reason: str
+    sentence: str = ""  # what a program said that ended by itself, see `Unreachable`
 
 
 class DispatchSkipped(msgspec.Struct, frozen=True):
@@ -415,6 +418,8 @@ class Outcome:
     closed_attempts: list[tuple[Task, Attempt]] = field(default_factory=list)
     # changed attempts of earlier dispatches, by (job, index, dispatch id)
     past_attempts: dict[tuple[int, int, int], PastAttempt] = field(default_factory=dict)
+    # changed strikes, by job and cluster; None: forgotten
+    strikes: dict[tuple[int, str], Strike | None] = field(default_factory=dict)
     leases: list[Lease | ReturnedLease] = field(default_factory=list)  # in order
     licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)  # changed, by name
     reservations: dict[int, Reservation] = field(default_factory=dict)  # new or changed, by id

@@ -47,6 +47,7 @@ AWAITS_ANSWERS = Ineligibility(
 AWAITS_PLACE = Ineligibility(
     Reason.PRIORITY, "it follows in turn when tasks that wait there have started"
 )
+_THRICE = Reason.REFUSED_THRICE
 _NO_CLUSTER = Ineligibility(Reason.NO_CLUSTER_FITS, "no cluster is configured")
 
 
@@ -79,6 +80,7 @@ class Placement:
         # obstacles of tasks without eligible cluster in this pass, by requirements: within a pass
         # no cluster becomes eligible
         self._obstacles: dict[Hashable, list[Ineligibility]] = {}
+        self._refused: dict[int, str] = {}  # see `take_refused`
         self._loads_observed = False  # in this pass; a task that is moved needs no choice
 
     # Eligible clusters
@@ -87,7 +89,13 @@ class Placement:
         """Return why a task cannot be dispatched to a cluster now, or None."""
         if task.rejected_by and view.name in task.rejected_by:
             return Ineligibility(Reason.NO_CLUSTER_FITS, "its manager rejected the job")
+        strike = self._state.strikes.find(task.job.id, view.name)
         obstacle = self.check_job(task.job, view)
+        if strike is not None and (obstacle is None or obstacle.reason not in PERMANENT_REASONS):
+            if strike.is_last:
+                return Ineligibility(Reason.REFUSED_THRICE, strike.sentence)
+            if obstacle is None and self._state.now < strike.retry_at:
+                return Ineligibility(Reason.REFUSED, strike.sentence)
         refusing = view.full_reason or view.scope_limits
         accepts_tasks = view.up and not refusing and view.name not in self._state.drains
         if accepts_tasks or (obstacle is not None and obstacle.reason in PERMANENT_REASONS):
@@ -202,7 +210,8 @@ class Placement:
             if job.clusters and name not in job.clusters:
                 continue
             obstacle = self._check_all(admitted, view)
-            if obstacle is None or obstacle.reason not in PERMANENT_REASONS:
+            # three strikes are of the job as it was before it is modified
+            if obstacle is None or obstacle.reason not in PERMANENT_REASONS - {_THRICE}:
                 return None
             obstacles[name] = obstacle
         sizes = {name: info.cpus for name in obstacles if (info := views[name].info) is not None}
@@ -220,6 +229,11 @@ class Placement:
         return f"no cluster can run the job ({explanation}); change what it asks for"
 
     # Licences and choice of a cluster
+
+    def take_refused(self) -> dict[int, str]:
+        """Return what managers said to jobs that were refused thrice, by jobs to be held."""
+        refused, self._refused = self._refused, {}
+        return refused
 
     def clear_cache(self) -> None:
         """Forget eligible clusters: the state of some cluster has changed."""
@@ -465,9 +479,10 @@ class Placement:
         has_own_limit = any(
             view.scope_limits.has_limit_of(job.id) for view in self._state.views.values()
         )
+        has_strikes = job.id in self._state.strikes
         return (
             *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
-            *(task.priority, task.rejected_by, job.id if has_own_limit else None),
+            *(task.priority, task.rejected_by, job.id if has_own_limit or has_strikes else None),
             *(job.user_class, job.groups),  # with user and account these name the site's limits
             task.target,  # promised a place there
         )
@@ -476,6 +491,8 @@ class Placement:
         """Return a key that tasks with the same eligible clusters share; None: do not cache."""
         job = task.job
         if self._some_cluster_full or task.rejected_by or job.reservation is not None:
+            return None
+        if job.id in self._state.strikes:
             return None
         key = job.requirements
         if self._paths_matter:
@@ -617,6 +634,8 @@ class Placement:
             task.queue_key = max(task.queue_key, key)
         if view.full_reason:
             view.retry_at = state.now + view.retry_delay
+        if (strike := state.strikes.find(job, cluster)) is not None:
+            state.strikes.store(strike, state.now)  # a single task is tried
         task.attempts += 1
         task.attempt = Attempt(
             number=task.attempts,
@@ -706,6 +725,8 @@ class Placement:
         if task.target is not None:
             self._forget_target(task)
             self._state.store(task)
+        if main_obstacle.reason is Reason.REFUSED_THRICE:
+            self._refused[task.job.id] = main_obstacle.text  # held after this pass
         if self._is_hopeless(task, main_obstacle):
             change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
             task.reason = main_obstacle.reason
@@ -743,14 +764,15 @@ class Placement:
 
     def _is_hopeless(self, task: Task, main_obstacle: Ineligibility) -> bool:
         """Return whether a task that managers have rejected can never go to any other."""
-        if not task.rejected_by or main_obstacle.reason not in PERMANENT_REASONS:
+        reasons = PERMANENT_REASONS - {_THRICE}
+        if not task.rejected_by or main_obstacle.reason not in reasons:
             return False
         if not task.job.licence_choices:
             return True
         # the obstacles of other clusters may be of an earlier pass
         stand_ins = self._gates.alternatives.stand_ins_of(task)
         obstacles = [self._check_all(stand_ins, view) for view in self._state.views.values()]
-        return all(obstacle and obstacle.reason in PERMANENT_REASONS for obstacle in obstacles)
+        return all(obstacle and obstacle.reason in reasons for obstacle in obstacles)
 
 
 def _main_obstacle(obstacles: Sequence[Ineligibility]) -> Ineligibility:

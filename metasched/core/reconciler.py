@@ -296,7 +296,7 @@ class Reconciler:
                     yield from self._apply_row(task, row)
                 else:
                     cause = "its claim is revoked: it can never start"
-                    yield self._state_machine.apply(task, TaskEvent.ABSENT, cause)
+                    yield self._state_machine.conclude_absence(task, cause)
             elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 past_attempt = self._state.past_attempts_of(dispatch[0], index).get(dispatch[1])
                 if past_attempt is not None:

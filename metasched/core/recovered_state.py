@@ -13,6 +13,7 @@ from msgspec import structs
 from metasched.core.array_remainder import Remainder
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained
+from metasched.core.strikes import Strike
 from metasched.core.tasks import EndedTask, Task, TaskId
 from metasched.model.calendar import CalendarEntry
 from metasched.model.cluster import ClusterInfo
@@ -36,6 +37,7 @@ class RecoveredState(msgspec.Struct, frozen=True, kw_only=True):
     ended: dict[TaskId, EndedTask] = msgspec.field(default_factory=dict)  # recently, oldest first
     # progress of the jobs on which an open job depends, by open job
     target_summaries: dict[int, list[TargetSummary]] = msgspec.field(default_factory=dict)
+    strikes: list[Strike] = msgspec.field(default_factory=list)
     leases: list[Lease] = msgspec.field(default_factory=list)  # live leases
     lingering: list[LingeringTokens] = msgspec.field(default_factory=list)
     totals: dict[str, int] = msgspec.field(default_factory=dict)  # set by operators, by licence

@@ -71,6 +71,7 @@ class Recovery:
         state.cluster_info = dict(recovered.info)
         state.last_dispatch = dict(recovered.last_dispatches)
         state.ended_tasks = OrderedDict(recovered.ended)
+        state.strikes.set_all(recovered.strikes)
         for task in recovered.tasks:
             self._open(task)
         for remainder in recovered.remainders:
@@ -151,6 +152,7 @@ class Recovery:
     def apply_daemon_started(self, event: DaemonStarted) -> Iterator[StateChange]:
         """Forget all that the database does not store, so that a restored core is equal."""
         self._configure(event)
+        self._state.strikes.set_all(list(self._state.strikes))
         open_tasks = [self._state.tasks[task_id] for task_id in sorted(self._state.tasks)]
         self._state.clear_open_tasks()  # below they are opened in the database's order
         remainders = [remainder for _, remainder in sorted(self._state.remainders.items())]

@@ -217,7 +217,7 @@ class Remainders:
                 if task.index < first and task.state is State.HELD:  # slots go by index
                     task.held = False
                     yield self._state_machine.apply(task, TaskEvent.RELEASE, cause)
-            yield from self._release(remainder, cause, event.time)
+            yield from self.release_all(remainder, cause, event.time)
 
     def _split(self, remainder: Remainder, indices: Sequence[int], now: float) -> None:
         """Make tasks of a remainder single tasks, behind their gates."""
@@ -242,15 +242,15 @@ class Remainders:
         if not state.is_open(job.id):
             self._gates.remove_job(job)
 
-    def hold(self, remainder: Remainder, cause: str) -> None:
+    def hold(self, remainder: Remainder, cause: str, reason: str = Reason.HELD) -> None:
         """Hold a queued remainder."""
-        remainder.held, remainder.reason = True, Reason.HELD
+        remainder.held, remainder.reason = True, reason
         runs, state = remainder.runs, self._state
         state.record_runs(remainder, runs, TaskEvent.HOLD, State.QUEUED, cause)
         self._gates.remove_head(remainder.job.id)
         self._state.store_remainder(remainder)
 
-    def _release(self, remainder: Remainder, cause: str, now: float) -> Iterator[StateChange]:
+    def release_all(self, remainder: Remainder, cause: str, now: float) -> Iterator[StateChange]:
         """Queue a held remainder."""
         remainder.held, remainder.reason = False, ""
         runs, state = remainder.runs, self._state

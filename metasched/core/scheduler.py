@@ -66,6 +66,7 @@ from metasched.core.leasing import LicenceLeasing
 from metasched.core.placement import Placement
 from metasched.core.reconciler import Reconciler
 from metasched.core.recovery import Recovery
+from metasched.core.refusals import Refusals
 from metasched.core.remainders import Remainders
 from metasched.core.reservations.book import ReservationBook
 from metasched.core.reservations.events import ReservationEvent, ReservationRequested
@@ -73,6 +74,7 @@ from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import WITHDRAWAL_RETRY_SECONDS, TaskStateMachine
 from metasched.core.tasks import StateChange, Task, WithdrawalMode
+from metasched.core.transitions import UNANSWERED
 from metasched.core.usage_limits import Shortage, UsageLimits
 from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
@@ -153,6 +155,9 @@ class Core:
         )
         self._answers = DispatchAnswers(
             self.state, self._state_machine, self._gates, self._placement
+        )
+        self._refusals = Refusals(
+            self.state, self._state_machine, self._gates, self._placement, self._remainders
         )
         self.restore = self._recovery.restore
         # Events other than those of reservations
@@ -256,6 +261,7 @@ class Core:
         # 5. Find eligible clusters, lease licences, dispatch. Pull tasks to clusters with room.
         if self._placement.begin_pass():
             self._place_tasks()
+            self._settle(self._refusals.hold_refused())
         if isinstance(event, ListingReceived) and self.policy.pull_enabled:
             self._withdrawals.pull(self.state.views[event.cluster])
 
@@ -282,6 +288,10 @@ class Core:
             job_id = change.task.job.id
             job_is_open = job_id in self.state.open_tasks or job_id in self.state.remainders
             cancel_cause = self._gates.update_gates(change, self.state.now, job_is_open)
+            if change.before in UNANSWERED:
+                self._settle(self._refusals.apply_change(change))
+            if self.state.strikes and not job_is_open:
+                self.state.strikes.forget(job_id)
             if cancel_cause or change.follow_up is not None:
                 self._settle(self._state_machine.follow_up(change, cancel_cause))
 
@@ -353,7 +363,8 @@ class Core:
             self._stale_attempts.request_withdrawals(view)
         if view.scope_limits.counts_tasks:
             view.scope_limits.pass_time(event.time)
-        if eligibility_changed or not was_up or view.retry_due(event.time):
+        strikes_over = self.state.strikes.pass_time(event.time)
+        if eligibility_changed or not was_up or view.retry_due(event.time) or strikes_over:
             self._gates.request_recheck()
 
     def _apply_cluster_resumed(self, event: ClusterResumed) -> None:
@@ -372,6 +383,7 @@ class Core:
                 self.state.store(task)
         for view in self.state.views.values():
             view.adjust_clock(step)
+        self.state.strikes.adjust_clock(step)
         self.state.forecast_loads.drop()
         self.licences.adjust_clock(step)
 
@@ -504,6 +516,8 @@ class Core:
         """
         view = self.state.views[cluster]
         if self._gates.has_ready and (view.retry_due(now) or view.scope_limits.probe_due(now)):
+            return True
+        if self.state.strikes.is_due(now):
             return True
         if any(
             stale_attempt.withdrawal is not WithdrawalMode.NONE

@@ -13,6 +13,7 @@ from metasched.core.events import ClusterDrained, Outcome
 from metasched.core.forecast_loads import ForecastLoads
 from metasched.core.rechecks import Recheck
 from metasched.core.scope_limits import Rechecks
+from metasched.core.strikes import Strikes
 from metasched.core.tasks import (
     Attempt,
     EndedTask,
@@ -53,6 +54,7 @@ class SchedulerState:
         self.dispatches: dict[tuple[int, int], dict[int, Task]] = {}
         self.last_dispatch: dict[int, int] = {}  # highest dispatch id of each open job
         self.ended_tasks: OrderedDict[TaskId, EndedTask] = OrderedDict()  # oldest first
+        self.strikes = Strikes()
         self.views: dict[str, ClusterView] = {}
         self.rechecks: Rechecks = {}  # of all clusters, see `take_rechecks`
         self.refills: set[str] = set()  # clusters that may have places in their queues again
@@ -88,6 +90,7 @@ class SchedulerState:
                     self.observed_seconds += elapsed
                     break
         self.now, self.outcome, self.step_withdrawals = now, Outcome(), {}
+        self.strikes.changed = self.outcome.strikes
         self.current_row = None
         return self.outcome
 

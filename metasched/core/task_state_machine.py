@@ -27,6 +27,7 @@ from metasched.core.transitions import (
     FINAL,
     LIVE,
     STARTED,
+    UNANSWERED,
     TaskEvent,
     event_for_listed_state,
     find_transition,
@@ -137,6 +138,14 @@ class TaskStateMachine:
             return TaskEvent.ADOPT
         return TaskEvent.HOLD if task.held else None
 
+    def reject(self, task: Task, cause: str) -> StateChange:
+        """Apply a refusal that is proved: its cluster will never take the task."""
+        attempt = task.live_attempt
+        if attempt.number > task.ignore_rejections_until:
+            task.rejected_by |= {attempt.cluster}
+        attempt.rejected = True
+        return self.apply(task, TaskEvent.REFUSE, cause)
+
     def report_never_met(self, task: Task, cause: str) -> Iterator[StateChange]:
         """Record a dependency that can never be met; cancel a task whose owner asked for that."""
         self._state.record_note(task, cause)
@@ -220,7 +229,12 @@ class TaskStateMachine:
         if shows_withdrawal(attempt, status) and self._claim_decides(attempt):
             yield from self._ask_claim(task, status)
             return
+        if status.refused and attempt.accepted is None and attempt.state in UNANSWERED:
+            sentence = attempt.sentence or status.manager_reason
+            yield self.reject(task, sentence)
+            return
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
+        attempt.sentence = ""
         attempt.gone_first = False
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
@@ -279,8 +293,17 @@ class TaskStateMachine:
         """
         if self._claim_decides(task.live_attempt):
             yield from self._ask_claim(task, None)
+        elif event is TaskEvent.ABSENT:
+            yield self.conclude_absence(task, cause)
         else:
             yield self.apply(task, event, cause)
+
+    def conclude_absence(self, task: Task, cause: str) -> StateChange:
+        """Apply what a proof of absence means: what the manager's program said was a refusal."""
+        attempt = task.live_attempt
+        if attempt.sentence and attempt.state in UNANSWERED:
+            return self.apply(task, TaskEvent.REFUSE, attempt.sentence)
+        return self.apply(task, TaskEvent.ABSENT, cause)
 
     def _claim_decides(self, attempt: Attempt) -> bool:
         """Whether an attempt counts as never started only once its claim is revoked.

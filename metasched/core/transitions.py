@@ -49,6 +49,7 @@ E = TaskEvent
 
 QUEUED_OR_HELD: Final = frozenset({S.QUEUED, S.HELD})
 LIVE: Final = frozenset({S.DISPATCHING, S.PENDING, S.RUNNING, S.SUSPENDED, S.UNKNOWN})
+UNANSWERED: Final = frozenset({S.DISPATCHING, S.UNKNOWN})  # of a dispatch
 UNSTARTED: Final = frozenset({S.DISPATCHING, S.PENDING})
 STARTED: Final = frozenset({S.RUNNING, S.SUSPENDED})
 FINAL: Final = frozenset({S.COMPLETED, S.FAILED, S.TIMEOUT, S.CANCELLED, S.REJECTED})

@@ -79,6 +79,8 @@ class UserRequests:
 
     def apply_request(self, event: UserRequested) -> Iterator[StateChange]:
         """Apply a request to open tasks: at once if queued in metasched, else by their managers."""
+        if event.action == "release":
+            self._state.strikes.forget(event.job)
         yield from self._remainders.apply_to_runs(event)
         for task in self._state.tasks_of(event.job, event.indices):
             by_user = f"by {event.by}" if event.by else ""
@@ -172,6 +174,7 @@ class UserRequests:
             self._state.outcome.observed.append(observed)
         tasks = self._state.tasks_of(job.id)
         cause = f"changed{by_user}: {event.change_summary}"
+        self._state.strikes.forget(job.id)
         previous_job = self._remainders.modify(job, priority, cause)
         if previous_job is None and tasks:
             previous_job = tasks[0].job

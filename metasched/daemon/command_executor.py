@@ -204,11 +204,12 @@ def _result(dispatch: Dispatch, reply: WorkerReply, only_user: bool) -> CoreEven
                 untried=reply.untried,
                 uncertain=_uncertain(dispatch, reply),
                 reason=reply.reason,
+                sentence=reply.sentence,
             )
         case _ if reply.error in ("untried", "partial") or reply.site_fault:
             return DispatchSkipped(now, ((job_id, dispatch_id),))
         case _:
-            return DispatchUncertain(now, job_id, dispatch_id, reply.reason)
+            return DispatchUncertain(now, job_id, dispatch_id, reply.reason, reply.sentence)
 
 
 def _uncertain(dispatch: Dispatch, reply: WorkerReply) -> tuple[int, ...]:
@@ -218,7 +219,12 @@ def _uncertain(dispatch: Dispatch, reply: WorkerReply) -> tuple[int, ...]:
 
 
 def _has_failed(dispatch: Dispatch, reply: WorkerReply) -> bool:
-    """Return whether a failure stops further dispatches for now; a lack of time is no failure."""
+    """Return whether a failure stops further dispatches for now.
+
+    A lack of time is no failure, nor is a program that ended by itself: the next may be accepted.
+    """
+    if reply.sentence:
+        return False
     if reply.error == "partial":
         return not reply.native_ids or bool(_uncertain(dispatch, reply))
     return reply.error not in ("", "untried")

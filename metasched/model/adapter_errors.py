@@ -34,11 +34,15 @@ class Refused(AdapterError):
 
 
 class Unreachable(AdapterError):
-    """The manager did not answer in time: the request may or may not have been carried out."""
+    """There is no answer that can be used: the request may or may not have been carried out.
 
-    def __init__(self, reason: str) -> None:
+    `sentence`: what a program said that ended by itself. If the request turns out not to have been
+    carried out, this is the refusal. "": the connection failed, or the time was over.
+    """
+
+    def __init__(self, reason: str, sentence: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason, self.sentence = reason, sentence
 
 
 class SiteFault(Unreachable):
@@ -55,6 +59,12 @@ class PartlySubmitted(Unreachable):
     not queued. Any other task may or may not be queued.
     """
 
-    def __init__(self, reason: str, native_ids: Mapping[int, str], untried: Sequence[int]) -> None:
-        super().__init__(reason)
+    def __init__(
+        self,
+        reason: str,
+        native_ids: Mapping[int, str],
+        untried: Sequence[int],
+        sentence: str = "",
+    ) -> None:
+        super().__init__(reason, sentence)
         self.native_ids, self.untried = dict(native_ids), tuple(untried)

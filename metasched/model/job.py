@@ -59,6 +59,8 @@ class Reason(StrEnum):
     LIMIT_USER = "limit_user"  # of the site, for the user alone
     LIMIT_CLASS = "limit_class"  # of the site, shared with others: class, group, account, all
     LIMIT_MANAGER = "limit_manager"
+    REFUSED = "refused"  # by its manager, without proof; it is tried again
+    REFUSED_THRICE = "refused_thrice"  # likewise; it is held
     LIMIT_ARRAY = "limit_array"
     NO_CLUSTER_FITS = "no_cluster_fits"
     CLUSTER_DOWN = "cluster_down"

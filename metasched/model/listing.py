@@ -34,6 +34,8 @@ class JobStatus(msgspec.Struct):
     restarts: int = 0  # by the manager itself
     # restarted, and not to be taken back: held at its manager, or its former run may still end
     restart_stays: bool = False
+    # never accepted, though it has a record: if nobody has confirmed it, this is the refusal
+    refused: bool = False
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
     expected: float | None = None  # epoch seconds; start that the manager expects
 

@@ -18,6 +18,7 @@ import msgspec
 
 from metasched.core.array_remainder import Remainder
 from metasched.core.events import Outcome
+from metasched.core.strikes import Strike
 from metasched.core.tasks import Attempt, Task, TaskChange
 from metasched.model.licence import LicenceCount, LicenceStatus, ReturnedLease
 from metasched.model.reservation import Reservation
@@ -27,7 +28,8 @@ DECIMALS: Final = 6
 # Sentences for people, words of managers, and times of polls, which decide nothing.
 # `Task.reason` is no text: it is a code by which programs and users know why a task waits.
 TEXTS: Final[Mapping[type, frozenset[str]]] = {
-    Attempt: frozenset({"manager_reason"}),
+    Attempt: frozenset({"manager_reason", "sentence"}),
+    Strike: frozenset({"sentence"}),
     TaskChange: frozenset({"cause"}),
     ReturnedLease: frozenset({"reason"}),
     LicenceStatus: frozenset({"unknown_reason", "observed"}),
@@ -61,6 +63,7 @@ class DecisionLines:
                 for task, attempt in outcome.closed_attempts
             ),
             *self._changed("past attempt", outcome.past_attempts),
+            *self._changed("strikes", outcome.strikes),
             *(f"lease {described(change)}" for change in outcome.leases),
             *self._changed("licence", outcome.licence_statuses),
             *self._changed("reservation", outcome.reservations),

@@ -34,7 +34,7 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
     ],
 )
 def test_slurm_names_the_limit(detail: str, scope: RefusalScope) -> None:
-    refusal = parse_refusal(f"sbatch: error: {detail}\n{FAILED}{POLICY}")
+    refusal = parse_refusal(1, f"sbatch: error: {detail}\n{FAILED}{POLICY}")
     assert refusal is not None
     assert (refusal.retryable, refusal.scope) == (True, scope)
 
@@ -45,11 +45,12 @@ def test_slurm_names_the_limit(detail: str, scope: RefusalScope) -> None:
         (POLICY, "user"),
         ("Partition in DOWN state\n", "partition"),
         ("Requested reservation not usable now\n", "job"),
-        ("Slurm temporarily unable to accept job, try again later\n", "cluster"),
+        ("Unable to create job record, try again\n", "cluster"),
+        ("I/O error writing script/environment to file\n", "cluster"),
     ],
 )
 def test_slurm_errors_have_a_scope(message: str, scope: RefusalScope) -> None:
-    refusal = parse_refusal(FAILED + message)
+    refusal = parse_refusal(1, FAILED + message)
     assert refusal is not None
     assert (refusal.retryable, refusal.scope) == (True, scope)
 

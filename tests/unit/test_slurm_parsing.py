@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from metasched.adapters.base import Submission
-from metasched.adapters.slurm import batch_script, cluster_info, statuses
+from metasched.adapters.slurm import batch_script, cluster_info, error_texts, statuses
 from metasched.adapters.slurm import listing as text
 from metasched.adapters.slurm import submission as batch
 from metasched.adapters.slurm.adapter import SlurmOptions
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
-from metasched.model.adapter_errors import Refused
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.cluster import ClusterInfo, ManagerLicences, NodeCapacity
 from metasched.model.job import Job, Payload, State
 from metasched.model.listing import JobStatus, ListedQueue, PendingJob, StartedJob
+from metasched.processes.commands import CommandResult
 
 TAKEN = 1795228098.0
 OURS = "abcd1234"
@@ -796,7 +800,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ("/opt/slurm 26/bin/sbatch: unrecognized option '--frob'\n", False),
         ("sbatch: option '--ti=3x' is ambiguous; possibilities: '--time' '--time-min'\n", False),
         ("sbatch: error: Batch script is empty!\n", False),
-        ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n", False),
+        ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)\n"
+         "sbatch: error: instead of expected UNIX line breaks (\\n).\n", False),
         (FAILED + "Required partition not available (inactive or drain)\n", True),
         (FAILED + "Partition in DOWN state\n", True),
         (FAILED + "System submissions disabled\n", True),
@@ -813,7 +818,7 @@ FAILED = "sbatch: error: Batch job submission failed: "
     ],
 )  # fmt: skip
 def test_certain_refusals(message: str, again: bool) -> None:
-    refusal = batch.parse_refusal(message)
+    refusal = batch.parse_refusal(1, message)
     assert refusal is not None
     assert refusal.retryable is again
     assert "sbatch: " not in refusal.reason
@@ -821,28 +826,99 @@ def test_certain_refusals(message: str, again: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "is_refusal"),
     [
-        "",
-        FAILED + "Unable to contact slurm controller (connect failure)\n",
-        FAILED + "Unable to contact slurm controller (receive failure)\n",
-        FAILED + "Socket timed out on send/recv operation\n",
-        FAILED + "Zero Bytes were transmitted or received\n",
-        FAILED + "Unexpected message received\n",
-        FAILED + "Connection reset by peer\n",
-        FAILED + "Incompatible versions of client and server code\n",
-        FAILED + "Invalid authentication credential\n",
-        FAILED + "Protocol authentication error\n",
-        FAILED + "Invalid job credential\n",
-        FAILED + "Slurm backup controller in standby mode\n",
-        FAILED + "Something that no release has said yet\n",
-        "sbatch: fatal: Could not establish a configuration source\n",
-        "sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge encode"
-        " failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n",
+        ("", True),
+        (FAILED + "Unable to contact slurm controller (connect failure)\n", False),
+        (FAILED + "Unable to contact slurm controller (receive failure)\n", False),
+        (FAILED + "Socket timed out on send/recv operation\n", False),
+        (FAILED + "Zero Bytes were transmitted or received\n", False),
+        (FAILED + "Unexpected message received\n", False),
+        (FAILED + "Connection reset by peer\n", False),
+        (FAILED + "Incompatible versions of client and server code\n", False),
+        (FAILED + "Invalid authentication credential\n", False),
+        (FAILED + "Protocol authentication error\n", False),
+        ("sbatch: fatal: Could not establish a configuration source\n", False),
+        ("sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge "
+         "encode failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n", False),
+        (FAILED + "Invalid job credential\n", True),
+        (FAILED + "Unspecified error\n", True),
+        (FAILED + "Time limit specification required, but not provided\n", True),
+        (FAILED + "Something that no release has said yet\n", True),
+        ("sbatch: error: cli_filter plugin terminated with error\n", True),
+        ("sbatch: error: Invalid project specified\n", True),  # of a plug-in, perhaps afterwards
+        (FAILED + "Invalid qos specification\nsbatch: error: and then a plug-in spoke\n", True),
+    ],
+)  # fmt: skip
+def test_what_leaves_a_doubt_is_no_refusal_yet(message: str, is_refusal: bool) -> None:
+    assert batch.parse_refusal(1, message) is None
+    assert bool(batch.unproved_answer(1, "", message).sentence) is is_refusal
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stdout", "outcome"),
+    [
+        (0, "17\n", "17"),
+        (1, "17;alpha\n", "17"),
+        (137, "a plug-in says 3 things\n17\n17\n", "17"),
+        (1, "17\n18\n", "unknown"),
+        (1, "017\n", "refused"),
+        (1, "job 17\n", "refused"),
+        (1, "", "refused"),
+        (0, "", "unknown"),
+        (2, "", "unknown"),
+        (137, "", "unknown"),
+        (255, "", "unknown"),
     ],
 )
-def test_what_leaves_a_doubt_is_no_refusal(message: str) -> None:
-    assert batch.parse_refusal(message) is None
+def test_an_id_is_an_answer_whatever_follows(exit_code: int, stdout: str, outcome: str) -> None:
+    """Test each exit code with an output, beside an error that the controller alone sends."""
+    result = CommandResult(exit_code, stdout, FAILED + "Invalid qos specification\n")
+    try:
+        found = batch.parse_answer(result)
+    except Refused:
+        found = "refused"
+    except Unreachable:
+        found = "unknown"
+    assert found == outcome
+
+
+@given(
+    exit_code=st.integers(-64, 255),
+    before=st.lists(st.text(max_size=20)),
+    after=st.lists(st.text(max_size=20)),
+    stderr=st.text(),
+)
+def test_any_output_with_one_id_is_accepted(
+    exit_code: int, before: list[str], after: list[str], stderr: str
+) -> None:
+    lines = "\n".join([*before, "4711", *after])
+    assume(batch.parse_job_ids(lines) == {"4711"})
+    assert batch.parse_answer(CommandResult(exit_code, lines, stderr)) == "4711"
+
+
+@given(exit_code=st.integers(-64, 255), said=st.text(), wrapped=st.booleans())
+@example(1, "Unspecified error", True)
+@example(1, "Invalid job credential", True)
+def test_words_of_no_list_never_refuse(exit_code: int, said: str, wrapped: bool) -> None:
+    texts = {text for _, text in error_texts.CONTROLLER_ERRORS}
+    stderr = f"{FAILED}{said}" if wrapped else f"sbatch: error: {said}"
+    lines = stderr.splitlines()
+    assume(not any(line.endswith(text) for line in lines for text in texts))
+    assume(not batch._NOT_SENT.fullmatch(lines[-1].rpartition("error: ")[2].strip()))
+    with pytest.raises(Unreachable):
+        batch.parse_answer(CommandResult(exit_code, "", stderr))
+
+
+def test_the_controllers_errors_are_its_own() -> None:
+    others = {text for _, text in error_texts.TRANSPORT_ERRORS}
+    others |= {os.strerror(number) for number in range(200)} | {"Unspecified error"}
+    for number, said in error_texts.CONTROLLER_ERRORS:
+        assert 2000 <= number <= 2999
+        assert said not in others
+    numbers = {number for number, _ in error_texts.TRANSPORT_ERRORS}
+    assert all(1000 <= number < 2000 or 5000 <= number < 7000 for number in numbers)
+    assert numbers >= {1000, 1800, 5004, 6000}
 
 
 def test_a_complaint_is_one_line_without_the_commands_name() -> None:

@@ -1,0 +1,252 @@
+"""Refusals that only a second look has shown: strikes, held jobs, clusters that refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from metasched.core.events import (
+    Action,
+    ClockSet,
+    Dispatch,
+    DispatchAccepted,
+    DispatchRejected,
+    DispatchStarted,
+    DispatchUncertain,
+    JobSubmitted,
+    UserRequested,
+)
+from metasched.core.strikes import Strike
+from metasched.model.job import Job, Reason, State
+from tests.unit.core_site import NOW, Site, facts, job
+
+SAID = "Batch job submission failed: Unspecified error"
+LOOK = 30.0  # seconds until a listing proves absence
+
+
+class Refusing(Site):
+    """A site whose clusters end each submission with words that prove nothing."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(queue_depth=None, **settings)  # type: ignore[arg-type]
+        self.now = NOW
+        self.tries: list[tuple[float, int, str]] = []  # time, job, cluster
+
+    def submit(self, *jobs: Job) -> None:
+        for submitted in jobs:
+            self.look(self.step(JobSubmitted(self.now, submitted)))
+
+    def look(self, actions: list[Action]) -> None:
+        """Answer dispatches, and let listings prove that nothing came of them."""
+        dispatches = [action for action in actions if isinstance(action, Dispatch)]
+        for dispatch in dispatches:
+            self.tries.append((self.now - NOW, dispatch.job, dispatch.cluster))
+            self.step(DispatchStarted(self.now, dispatch.job, dispatch.dispatch_id))
+            self.step(DispatchUncertain(self.now, dispatch.job, dispatch.dispatch_id, "?", SAID))
+        if dispatches:
+            self.now += LOOK
+            for name in ("left", "right"):
+                self.look(self.seen(name, None, at=self.now))
+
+    def wait(self, until: float) -> None:
+        """Poll every 20 s."""
+        while self.now < NOW + until:
+            self.now += 20.0
+            for name in ("left", "right"):
+                self.look(self.seen(name, None, at=self.now))
+
+    def release(self, id: int) -> None:
+        self.look(self.step(UserRequested(self.now, "release", id)))
+
+    def strike(self, id: int = 1, cluster: str = "left") -> Strike | None:
+        return self.core.state.strikes.find(id, cluster)
+
+
+def test_three_strikes_hold_a_job_with_the_words() -> None:
+    site = Refusing()
+    site.submit(job(1, clusters=("left",)))
+    task = site.core.tasks[1, 0]
+    assert (task.state, task.reason) == (State.QUEUED, Reason.REFUSED)
+    site.wait(3000.0)
+    times = [time for time, _, _ in site.tries]
+    assert len(times) == 3
+    assert times[1] >= LOOK + 60.0
+    assert times[2] >= times[1] + LOOK + 600.0
+    assert (task.state, task.reason) == (State.HELD, f"manager:{SAID}")
+    # a release begins anew
+    site.release(1)
+    assert len(site.tries) == 4
+    site.wait(4000.0)
+    assert len(site.tries) == 6
+    assert task.state is State.HELD
+    site.step(UserRequested(site.now, "cancel", 1))
+    assert not site.core.state.strikes
+
+
+def test_other_clusters_are_tried_first() -> None:
+    site = Refusing()
+    site.submit(job(1))
+    assert {cluster for _, _, cluster in site.tries} == {"left", "right"}
+    site.wait(3000.0)
+    assert len(site.tries) == 6
+    assert site.state() is State.HELD
+
+
+def test_a_job_refused_by_proof_elsewhere_is_held() -> None:
+    site = Refusing()
+    actions = site.step(JobSubmitted(NOW, job(1)))
+    (first,) = (action for action in actions if isinstance(action, Dispatch))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.look(site.step(DispatchRejected(NOW, 1, first.dispatch_id, "Invalid qos")))
+    site.wait(3000.0)
+    assert site.state() is State.HELD
+    assert len(site.tries) == 3
+    assert first.cluster not in {cluster for _, _, cluster in site.tries}
+
+
+def test_a_lost_connection_is_no_strike() -> None:
+    site = Refusing()
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "Socket timed out"))
+    again = site.seen("left", None, at=NOW + LOOK)
+    assert [action for action in again if isinstance(action, Dispatch)]
+    assert not site.core.state.strikes
+
+
+def test_the_tag_in_a_listing_is_the_answer() -> None:
+    site = Refusing()
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "?", SAID))
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 30)
+    assert site.state() is State.PENDING
+    assert site.core.tasks[1, 0].live_attempt.sentence == ""
+    assert not site.core.state.strikes
+
+
+def test_tasks_of_a_job_share_its_strikes() -> None:
+    site = Refusing(remainder_minimum=10)
+    site.submit(job(1, array="0-99", clusters=("left",)))
+    assert len(site.tries) == 1
+    strike = site.strike()
+    assert strike is not None
+    assert strike.count == 1
+    site.wait(3000.0)
+    assert len(site.tries) == 3
+    assert {task.state for task in site.core.tasks_of(1)} == {State.HELD}
+    remainder = site.core.remainders.get(1)
+    assert remainder is None or remainder.held
+    site.release(1)
+    assert len(site.tries) == 4
+
+
+def test_equal_words_to_jobs_of_two_owners_close_the_cluster() -> None:
+    site = Refusing()
+    site.submit(job(1, user="a", clusters=("left",)))
+    site.submit(job(2, user="b", clusters=("left",)))
+    view = site.core.state.views["left"]
+    assert view.refusing
+    assert [strike.count for strike in site.core.state.strikes] == [0, 0]
+    site.submit(job(3, user="c"))  # goes elsewhere
+    assert [name for _, id, name in site.tries if id == 3][0] == "right"
+    site.wait(8000.0)
+    assert {site.state(1), site.state(2)} == {State.QUEUED}
+    assert all(strike.count == 0 for strike in site.core.state.strikes if strike.cluster == "left")
+    times = [time for time, _, cluster in site.tries if cluster == "left"]
+    # one job at a time
+    assert all(second - first >= LOOK for first, second in zip(times[2:], times[3:], strict=False))
+    # a cluster that accepts one is open
+    while not (
+        sent := [a for a in site.seen("left", None, at=site.now) if isinstance(a, Dispatch)]
+    ):
+        site.now += 20.0
+    assert len(sent) == 1
+    site.step(DispatchStarted(site.now, sent[0].job, sent[0].dispatch_id))
+    site.step(DispatchAccepted(site.now, sent[0].job, sent[0].dispatch_id, {0: "9"}))
+    assert not view.refusing
+    assert not view.full_reason
+
+
+def test_good_jobs_get_past_bad_jobs_at_a_cluster_that_refuses() -> None:
+    """Let jobs 1 and 2 be at fault themselves, though the cluster seems to refuse all."""
+    site = Refusing()
+    site.submit(job(1, user="a", clusters=("left",)))
+    site.submit(job(2, user="b", clusters=("left",)))
+    site.step(JobSubmitted(site.now, job(3, user="c", clusters=("left",))))
+    while site.state(3) is State.QUEUED:
+        assert site.now < NOW + 600.0
+        site.now += 20.0
+        for dispatch in site.seen("left", None, at=site.now):
+            if isinstance(dispatch, Dispatch) and dispatch.job != 3:
+                site.look([dispatch])
+
+
+def test_ten_jobs_of_one_owner_close_it_for_him_alone() -> None:
+    site = Refusing()
+    for id in range(1, 11):
+        site.submit(job(id, user="a", clusters=("left",)))
+    view = site.core.state.views["left"]
+    assert not view.refusing
+    assert view.refused_owners == {"a": SAID}
+    assert all(strike.count == 0 for strike in site.core.state.strikes)
+    site.step(JobSubmitted(site.now, job(11, user="a", clusters=("left",))))
+    assert site.state(11) is State.QUEUED
+    site.step(JobSubmitted(site.now, job(12, user="b", clusters=("left",))))
+    assert site.state(12) is State.DISPATCHING
+
+
+def test_an_acceptance_ends_a_run_of_refusals() -> None:
+    site = Refusing()
+    site.submit(job(1, user="a", clusters=("left",)))
+    site.step(JobSubmitted(site.now, job(2, user="b", clusters=("left",))))
+    site.step(DispatchStarted(site.now, 2, 1))
+    site.step(DispatchAccepted(site.now, 2, 1, {0: "7"}))
+    site.submit(job(3, user="c", clusters=("left",)))
+    assert not site.core.state.views["left"].refusing
+    strike = site.strike(3)
+    assert strike is not None
+    assert strike.count == 1
+
+
+def test_strikes_taken_back_release_their_job() -> None:
+    site = Refusing()
+    site.submit(job(1, user="a", clusters=("left",)))
+    site.wait(3000.0)
+    assert site.state() is State.HELD
+    site.submit(job(2, user="b", clusters=("left",)))
+    assert site.state() is State.QUEUED
+    assert site.core.state.views["left"].refusing
+
+
+def test_a_start_keeps_the_strikes() -> None:
+    site = Refusing()
+    site.submit(job(1, clusters=("left",)))
+    before = site.strike()
+    site.step(site.started(site.now))
+    assert site.strike() == before
+    site.seen("left", facts(8), at=site.now)
+    assert site.state() is State.QUEUED
+    site.step(ClockSet(site.now + 3600.0, 3600.0))
+    after = site.strike()
+    assert after is not None
+    assert before is not None
+    assert after.retry_at == pytest.approx(NOW + LOOK + 60.0 + 3600.0)
+
+
+def test_a_row_of_a_job_that_was_refused_is_the_refusal() -> None:
+    site = Refusing()
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "?", SAID))
+    row = site.row(State.FAILED, ended=NOW, manager_reason="BadConstraints", refused=True)
+    site.seen("left", None, row, at=NOW + 1)
+    assert (1, 0) not in site.core.tasks
+    (ended,) = (task for task, _ in site.out.closed_attempts)
+    assert ended.state is State.REJECTED
+    assert site.out.changes[-2].cause == SAID
+    # an attempt that was acknowledged has failed
+    site.step(JobSubmitted(NOW, job(2, clusters=("left",))))
+    site.sent(2)
+    site.seen("left", None, site.row(State.FAILED, 2, ended=NOW, refused=True), at=NOW + 2)
+    (ended,) = (task for task, _ in site.out.closed_attempts)
+    assert ended.state is State.FAILED
