@@ -90,18 +90,21 @@ def _cluster_row(service: SchedulerService, name: str, adapter: str) -> ClusterR
     """Return a row of `clusters --json`."""
     info, unreachable_reason = service.core.cluster_status(name)
     drain_state = service.core.find_drain(name)
+    refusal, refused_users = service.core.refusal_of(name)
     connection = service.connections[name]
     pulls, pulls_started = service.core.pull_counts(name)
     state = (
         f"down: {connection.breaker.last_error or unreachable_reason}"
         if unreachable_reason
-        else str(drain_state or "up")
+        else str(drain_state or (refusal and f"refusing: {refusal}") or "up")
     )
     return {
         "cluster": name,
         "adapter": adapter,
         "access": connection.worker.access,
         "state": state,
+        "refusing": refusal,
+        "refused_users": refused_users,
         "cpus": info.cpus if info else 0,
         "used": info.used_cpus if info else 0,
         "pending": info.pending_jobs if info else 0,

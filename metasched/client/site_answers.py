@@ -52,7 +52,9 @@ class ClusterRow(TypedDict):
     cluster: str
     adapter: str
     access: str  # how its manager is reached
-    state: str  # up, drained or down, with the reason
+    state: str  # up, refusing, drained or down, with the reason
+    refusing: str  # the words by which it refuses all jobs; "": it does not
+    refused_users: int  # whose jobs alone it refuses
     cpus: int  # usable processors
     used: int  # processors, by jobs of anybody
     pending: int  # jobs of anybody

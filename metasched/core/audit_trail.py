@@ -93,6 +93,12 @@ class AuditTrail:
         records: list[AuditRecord] = []
         if (handler := self._handlers.get(type(event))) is not None:
             records += handler(event)
+        for cluster, sentence in outcome.refusing.items():
+            if self.changes(f"refusals of {cluster}", "refusing" if sentence else ""):
+                kind = K.CLUSTER_REFUSES if sentence else K.CLUSTER_ACCEPTS
+                records.append(
+                    AuditRecord(time=event.time, kind=kind, cluster=cluster, cause=sentence)
+                )
         if outcome.licence_statuses:
             records += self._licences(event, outcome)
         if outcome.reservations:

@@ -55,6 +55,7 @@ class ClusterView:
     down_reason: str = "no answer since the start"
     full_reason: str = ""  # why its manager rejects dispatches for now; "": it is not full
     full_since: float = 0.0
+    has_accepted: bool = False  # a task, since the start
     refusing: bool = False  # full: it refuses jobs of several owners with the same words
     # owners for whom alone it refuses; by owner, the words
     refused_owners: dict[str, str] = field(default_factory=dict)

@@ -420,6 +420,8 @@ class Outcome:
     past_attempts: dict[tuple[int, int, int], PastAttempt] = field(default_factory=dict)
     # changed strikes, by job and cluster; None: forgotten
     strikes: dict[tuple[int, str], Strike | None] = field(default_factory=dict)
+    # clusters that began to refuse all jobs, with their words, or ("") that have accepted one
+    refusing: dict[str, str] = field(default_factory=dict)
     leases: list[Lease | ReturnedLease] = field(default_factory=list)  # in order
     licence_statuses: dict[str, LicenceStatus] = field(default_factory=dict)  # changed, by name
     reservations: dict[int, Reservation] = field(default_factory=dict)  # new or changed, by id

@@ -61,6 +61,8 @@ class Refusals:
 
     def _record_acceptance(self, task: Task, view: ClusterView) -> None:
         view.refusal_runs.clear()
+        if view.refusing or not view.has_accepted:  # it may have refused before the start
+            view.has_accepted, self._state.outcome.refusing[view.name] = True, ""
         if view.refused_owners.pop(task.job.user, ""):
             view.scope_limits.accept(task.job)
         had_strikes = self._state.strikes.forget(task.job.id, view.name)
@@ -85,6 +87,7 @@ class Refusals:
             strike.add_uncounted()
             if closes_all:
                 view.mark_full(sentence, now, refusing=True)
+                self._state.outcome.refusing[view.name] = sentence
             else:
                 view.refused_owners[job.user] = sentence
                 jobs, live_tasks = JobSet(user=job.user), view.live_tasks.values()

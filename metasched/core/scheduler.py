@@ -446,6 +446,14 @@ class Core:
         refused_at = view.scope_limits.refused_at(task.job)
         return refused_at is not None and dispatched < refused_at
 
+    def refusal_of(self, cluster: str) -> tuple[str, int]:
+        """Return the words by which a cluster refuses all jobs, and for how many users alone.
+
+        "": it does not refuse all jobs.
+        """
+        view = self.state.views[cluster]
+        return view.full_reason if view.refusing else "", len(view.refused_owners)
+
     def find_drain(self, cluster: str) -> ClusterDrained | None:
         """Return the drain of a cluster, or None."""
         return self.state.drains.get(cluster)

@@ -176,6 +176,7 @@ def _clusters(service: SchedulerService, now: float) -> Iterator[Family | None]:
     readings = {
         "up": _gauges("cluster_up", "Whether the cluster answers (1) or not (0).", "cluster"),
         "drained": _gauges("cluster_drained", "Whether it is drained (1).", "cluster"),
+        "refusing": _gauges("cluster_refusing", "Whether it refuses all jobs (1).", "cluster"),
         "cpus": _gauges("cluster_processors", "Its usable processors.", "cluster"),
         "used": _gauges("cluster_processors_used", "Its processors in use.", "cluster"),
         "pending": _gauges(
@@ -208,6 +209,7 @@ def _clusters(service: SchedulerService, now: float) -> Iterator[Family | None]:
         values = {
             "up": float(not unreachable_reason),
             "drained": float(core.find_drain(cluster.name) is not None),
+            "refusing": float(bool(core.refusal_of(cluster.name)[0])),
             "cpus": info.cpus if info else 0,
             "used": info.used_cpus if info else 0,
             "pending": info.pending_jobs if info else 0,

@@ -24,6 +24,8 @@ class AuditKind(StrEnum):
     CLUSTER_RESUMED = "cluster_resumed"
     CLUSTER_UNREACHABLE = "cluster_unreachable"
     CLUSTER_ANSWERS = "cluster_answers"
+    CLUSTER_REFUSES = "cluster_refuses"
+    CLUSTER_ACCEPTS = "cluster_accepts"
     BREAKER_OPEN = "breaker_open"
     BREAKER_CLOSED = "breaker_closed"
     LOCAL_POLICY_EXCLUDED = "local_policy_excluded"
@@ -96,6 +98,10 @@ KINDS: Mapping[AuditKind, KindInfo] = {
         "warning", "all", "The manager does not answer: its jobs are unknown."
     ),
     K.CLUSTER_ANSWERS: KindInfo("info", "all", "The manager answers again."),
+    K.CLUSTER_REFUSES: KindInfo(
+        "warning", "all", "It refuses jobs of several users with the same words."
+    ),
+    K.CLUSTER_ACCEPTS: KindInfo("info", "all", "It has accepted a job again."),
     K.BREAKER_OPEN: KindInfo("warning", "all", "A poll failed; the next waits longer."),
     K.BREAKER_CLOSED: KindInfo("info", "all", "A poll succeeded after failures."),
     K.LOCAL_POLICY_EXCLUDED: KindInfo(

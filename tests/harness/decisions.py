@@ -64,6 +64,7 @@ class DecisionLines:
             ),
             *self._changed("past attempt", outcome.past_attempts),
             *self._changed("strikes", outcome.strikes),
+            *(f"refusing: {name}" for name, words in outcome.refusing.items() if words),
             *(f"lease {described(change)}" for change in outcome.leases),
             *self._changed("licence", outcome.licence_statuses),
             *self._changed("reservation", outcome.reservations),

@@ -86,6 +86,7 @@ class ClusterSpec:
     threads: int = 1
     features: str = "any"
     accounting: bool = True
+    files: tuple[tuple[str, str], ...] = ()  # name and text of further files beside slurm.conf
     host: SecondHost | None = None
 
 
@@ -162,6 +163,8 @@ class SlurmCluster:
         self.socket = folder / "munge" / "munge.sock"
         self.conf.write_text(self._settings(ports, accountant))
         self._write_gres()
+        for file_name, content in spec.files:
+            (folder / "etc" / file_name).write_text(content)
         # Slurm 24.11 and later read it; without it their slurmd sets up control groups
         (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
 

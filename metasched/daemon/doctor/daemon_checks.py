@@ -68,6 +68,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
     yield from _check_heuristics(client)
     for cluster in clusters:
         yield _check_cluster(cluster)
+        yield from check_refusals(cluster)
         yield from check_local_policy(cluster)
         yield from check_evidence(cluster, settings)
         yield from check_listing_age(cluster)
@@ -118,6 +119,15 @@ def check_heuristic(row: Mapping[str, Any]) -> Finding:
         message = f"excluded for {row['excluded']} jobs since the start; the log has reasons"
         return found("heuristic-excluded", check, message)
     return passed(check, f"[{row['table']}.{row['heuristic']}] is asked")
+
+
+def check_refusals(row: Mapping[str, Any]) -> Iterator[Finding]:
+    check = f"refusals of {row['cluster']}"
+    if row["refusing"]:
+        yield found("cluster-refuses", check, f"it refuses all jobs: {row['refusing']}")
+    elif row["refused_users"]:
+        message = f"it refuses all jobs of users: {row['refused_users']}"
+        yield found("cluster-refuses", check, message)
 
 
 def check_local_policy(row: Mapping[str, Any]) -> Iterator[Finding]:

@@ -420,6 +420,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "metasched policy check-plugin NAME, or take it out of the policy",
     ),
     (
+        "cluster-refuses",
+        "daemon",
+        "warning",
+        "A cluster refuses jobs with words that do not say why.",
+        "submit a job there by hand; look at its plug-ins, such as job_submit.lua",
+    ),
+    (
         "local-policy-excluded",
         "daemon",
         "warning",
