@@ -81,6 +81,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
     execute = connection.execute
     is_open = task.c.ended.is_(None)
     rejected_by: dict[tuple[int, int], frozenset[str]] = {}
+    refusals: dict[tuple[int, int], str] = {}
     past: dict[tuple[int, int], dict[int, PastAttempt]] = {}
     ended_attempts = (
         select(attempt, task.c.ignore_rejections_until)
@@ -93,6 +94,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
         past.setdefault(key, {})[row.dispatch_id] = _decode_past_attempt(row)
         if row.rejected and row.number > row.ignore_rejections_until:
             rejected_by[key] = rejected_by.get(key, NO_CLUSTERS) | {intern(row.cluster)}
+            refusals[key] = row.manager_reason
     live = {
         (row.job, row.task_index): _decode_attempt(row)
         for row in execute(
@@ -136,6 +138,7 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
             target=row.target,
             attempt=live_attempt,
             rejected_by=rejected_by.get(key, NO_CLUSTERS),
+            refusal=refusals.get(key, ""),
             ignore_rejections_until=row.ignore_rejections_until,
             past_attempts=past.get(key, {}),
         )

@@ -41,7 +41,7 @@ from metasched.db.job_pages import TaskFilter
 from metasched.db.policy_versions import DecisionsOfTask
 from metasched.db.tuning import RecordedChange
 from metasched.model.cluster import Cluster
-from metasched.model.job import Job, Reason, State
+from metasched.model.job import MANAGER_REASON, Job, Reason, State
 from metasched.model.units import iso
 from metasched.policies.eligible import UnmappedNameError, translate_job
 from metasched.policies.exclusions import describe_fit
@@ -293,6 +293,8 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[VerdictRow], cause: 
     match State(row["state"]):
         case State.HELD if cause == HELD_AFTER_BACKUP:
             return f"It is held: {cause}."
+        case State.HELD if row["reason"].startswith(MANAGER_REASON):
+            return f"It is held, {cause}; change it, or release it with `metasched release`."
         case State.HELD:
             return "It is held; release it with `metasched release`."
         case State.QUEUED if row["reason"] == "begin_time":
@@ -313,7 +315,7 @@ def _describe_state(row: dict[str, Any], clusters: Sequence[VerdictRow], cause: 
         case State.DISPATCHING:
             return f"It is being dispatched to {row['cluster']} ({cause})."
         case State.PENDING:
-            manager_reason = row["reason"].removeprefix("manager:") or "no reason reported yet"
+            manager_reason = row["reason"].removeprefix(MANAGER_REASON) or "no reason reported yet"
             return f"It waits in the queue {location}: {manager_reason}."
         case State.UNKNOWN:
             return f"Its state {location} is unknown: {cause}."

@@ -122,6 +122,7 @@ class Alternatives:
                 task.queue_key,
                 target=task.target,
                 rejected_by=task.rejected_by,
+                refusal=task.refusal,
             )
             for choice, variant in enumerate(self._variants)
         )

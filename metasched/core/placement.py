@@ -21,7 +21,7 @@ from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Attempt, StateChange, Task, TaskId
 from metasched.core.transitions import UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
-from metasched.model.job import Job, Reason, State
+from metasched.model.job import MANAGER_REASON, Job, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS, Ineligibility
 from metasched.policies.exclusions import describe_fit
 from metasched.policies.late_binding import LateBinding, ReservedNodes
@@ -88,7 +88,10 @@ class Placement:
     def check_task(self, task: Task, view: ClusterView) -> Ineligibility | None:
         """Return why a task cannot be dispatched to a cluster now, or None."""
         if task.rejected_by and view.name in task.rejected_by:
-            return Ineligibility(Reason.NO_CLUSTER_FITS, "its manager rejected the job")
+            text = "its manager rejected the job"
+            if len(task.rejected_by) == 1 and task.refusal:
+                text += f": {task.refusal}"
+            return Ineligibility(Reason.NO_CLUSTER_FITS, text)
         strike = self._state.strikes.find(task.job.id, view.name)
         obstacle = self.check_job(task.job, view)
         if strike is not None and (obstacle is None or obstacle.reason not in PERMANENT_REASONS):
@@ -730,6 +733,8 @@ class Placement:
         if self._is_hopeless(task, main_obstacle):
             change = self._state_machine.apply(task, TaskEvent.REJECT, main_obstacle.text)
             task.reason = main_obstacle.reason
+            if task.refusal:
+                task.reason = MANAGER_REASON + task.refusal
             return change
         if task.reason != main_obstacle.reason:
             task.reason = main_obstacle.reason

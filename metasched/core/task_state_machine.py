@@ -143,7 +143,8 @@ class TaskStateMachine:
         attempt = task.live_attempt
         if attempt.number > task.ignore_rejections_until:
             task.rejected_by |= {attempt.cluster}
-        attempt.rejected = True
+            task.refusal = cause
+        attempt.rejected, attempt.manager_reason = True, cause
         return self.apply(task, TaskEvent.REFUSE, cause)
 
     def report_never_met(self, task: Task, cause: str) -> Iterator[StateChange]:
@@ -159,6 +160,7 @@ class TaskStateMachine:
         task.ended, task.attempt, task.target, task.held = None, None, None, held
         task.choose_licences(0)
         task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
+        task.refusal = ""
         task.reason = ""
         for dispatch_id, past_attempt in task.past_attempts.items():
             if past_attempt.has_started and not past_attempt.requeued:

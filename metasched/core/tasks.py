@@ -187,6 +187,7 @@ class Task(msgspec.Struct):
     target: str | None = None  # target cluster of a pull
     attempt: Attempt | None = None  # its live attempt
     rejected_by: frozenset[str] = NO_CLUSTERS
+    refusal: str = ""  # what the last of these clusters said
     ignore_rejections_until: int = 0  # number of the last attempt whose rejection does not count
     past_attempts: dict[int, PastAttempt] = msgspec.field(default_factory=dict)  # by dispatch id
     task_id: TaskId = (0, 0)

@@ -194,6 +194,7 @@ class UserRequests:
             task.queue_key = self._state.queue_key(job, priority)
             task.classified_priority = priority
             task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
+            task.refusal = ""
             if waits_in is not None:
                 self._state.count_unstarted(task, waits_in, +1)
             self._state.record_note(task, cause)

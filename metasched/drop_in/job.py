@@ -70,6 +70,8 @@ REASONS = {
     "limit_user": "AssocMaxJobsLimit",
     "limit_class": "AssocGrpJobsLimit",
     "limit_manager": "AssocMaxJobsLimit",
+    "refused": "ReqNodeNotAvail",
+    "refused_thrice": "ReqNodeNotAvail",
     "limit_array": "JobArrayTaskLimit",
     "no_cluster_fits": "ReqNodeNotAvail",
     "cluster_down": "PartitionDown",
@@ -174,8 +176,11 @@ class Job:
 
     @property
     def admin_comment(self) -> str:
-        """The sentence of the manager that rejected it."""
-        return str(self.row["reason"]) if self.row["state"] == "rejected" else ""
+        """The sentence of the manager that rejected it, or that has it held."""
+        reason: str = self.row["reason"]
+        is_held = self.row["state"] == "held" and reason.startswith(_MANAGER)
+        is_refused = self.row["state"] == "rejected" or is_held
+        return reason.removeprefix(_MANAGER) if is_refused else ""
 
     @property
     def has_started(self) -> bool:
@@ -191,6 +196,8 @@ class Job:
         reason: str = self.row["reason"]
         if not self.waits:
             return ENDED_REASONS.get(self.state, "None")
+        if self.row["state"] == "held":
+            return REASONS["held"]
         if reason.startswith(_MANAGER):
             word = reason[len(_MANAGER) :]
             # words of Slurm are capitalised; those of other managers say nothing to Slurm's tools

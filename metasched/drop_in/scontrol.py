@@ -342,6 +342,7 @@ def _record(job: Job) -> list[str]:
     time_limit = "UNLIMITED" if limit is None else format_clock(limit)
     gres = f"\nTresPerNode={job.gres}" if job.gres else ""
     host = f"\nBatchHost={printable(job.nodes[0])}" if job.nodes else ""
+    admin_comment = f"\nAdminComment={printable(job.admin_comment)}" if job.admin_comment else ""
     comment = f"\nComment={printable(row['comment'])}" if row["comment"] else ""
     requested, allocated = f"ReqTRES={job.tres}", job.tres if job.has_started else UNSET
     return f"""\
@@ -369,7 +370,7 @@ Features={_text(row["constraint"])}
 OverSubscribe={job.sharing} Contiguous={int("contiguous" in options)} \
 Licenses={job.licences or UNSET} Network={UNSET}
 Command={UNSET}
-WorkDir={printable(row["directory"])}{comment}
+WorkDir={printable(row["directory"])}{admin_comment}{comment}
 StdErr={printable(job.error_path)}
 StdIn=/dev/null
 StdOut={printable(job.output_path)}{gres}""".split("\n")

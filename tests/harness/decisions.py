@@ -30,6 +30,7 @@ DECIMALS: Final = 6
 TEXTS: Final[Mapping[type, frozenset[str]]] = {
     Attempt: frozenset({"manager_reason", "sentence"}),
     Strike: frozenset({"sentence"}),
+    Task: frozenset({"refusal"}),
     TaskChange: frozenset({"cause"}),
     ReturnedLease: frozenset({"reason"}),
     LicenceStatus: frozenset({"unknown_reason", "observed"}),

@@ -19,6 +19,7 @@ from metasched.core.events import (
     DaemonStarted,
     DispatchAccepted,
     DispatchStarted,
+    DispatchUncertain,
     JobModified,
     JobSubmitted,
     LicencesCounted,
@@ -230,6 +231,22 @@ def set_aside(trail: Trail, number: int = 1, first: int = 1) -> None:
     trail.listed(quarantined=tuple((tag, 0) for tag in tags), defects=((tags[0], 0, "no time"),))
 
 
+def refuse_all(trail: Trail) -> Trail:
+    """Let the cluster refuse a job of each of two users, without proof."""
+    for id, user in ((1, "ada"), (2, "bob")):
+        trail.step(JobSubmitted(NOW, job(id, user=user))).step(DispatchStarted(NOW, id, 1))
+        trail.step(DispatchUncertain(NOW, id, 1, "?", "Unspecified error"))
+        trail.listed(at=NOW + 1)
+    return trail
+
+
+def accept_again(trail: Trail) -> Trail:
+    refuse_all(trail).listed(at=NOW + 200)
+    [probed] = [task for task in trail.core.tasks.values() if task.state is State.DISPATCHING]
+    dispatch_id = probed.live_attempt.dispatch_id
+    return trail.step(DispatchAccepted(NOW + 201, probed.job.id, dispatch_id, {0: "7"}))
+
+
 # Each kind that an event causes: how it is provoked, and fields of its last record.
 SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
     K.CLUSTER_DRAINED: (
@@ -244,6 +261,8 @@ SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
     ),
     K.CLUSTER_UNREACHABLE: (lambda t: t.step(silent()), {"cause": "no route to host"}),
     K.CLUSTER_ANSWERS: (lambda t: t.step(silent()).listed(), {"cluster": "alpha"}),
+    K.CLUSTER_REFUSES: (refuse_all, {"cluster": "alpha", "cause": "Unspecified error"}),
+    K.CLUSTER_ACCEPTS: (accept_again, {"cluster": "alpha", "cause": ""}),
     K.ROW_SET_ASIDE: (set_aside, {"job": 1, "task": 0, "cause": "no time", "owner": None}),
     K.LICENCE_SET: (
         lambda t: t.step(LicenceSet(NOW, "matlab", 8, "root")),
