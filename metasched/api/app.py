@@ -55,7 +55,7 @@ from metasched.api.throttle import Throttle
 from metasched.api.version_exchange import PATHS, VersionExchange
 from metasched.client.site_answers import HealthRow
 from metasched.daemon.descriptors import descriptor_use
-from metasched.daemon.service import Daemon, ServiceReplaced
+from metasched.daemon.service import Daemon, SchedulerService, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
 from metasched.errors import ApiError
 from metasched.model.units import iso
@@ -132,6 +132,7 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
             "connections": connection_rows(app.state.listeners) if caller.operator else [],
             "descriptors": descriptor_use() if caller.operator else None,
             "configuration": configuration_row(daemon) if caller.operator else None,
+            "withdrawals": withdrawal_rows(service) if caller.operator else [],
             "delayed": throttle.delay_rows(MAX_LISTED) if caller.operator else [],
         }
 
@@ -160,6 +161,16 @@ def quarantine_rows(daemon: Daemon) -> list[dict[str, Any]]:
         for row in connection.row_filter.rows
     ]
     return [*sources, *rows][:MAX_LISTED]
+
+
+def withdrawal_rows(service: SchedulerService) -> list[dict[str, Any]]:
+    """Return the withdrawals without effect, most requests first, at most `MAX_LISTED`."""
+    futile = [
+        withdrawal._asdict()
+        for connection in service.connections.values()
+        for withdrawal in connection.pending_actions.futile_withdrawals()
+    ]
+    return sorted(futile, key=lambda row: -row["tries"])[:MAX_LISTED]
 
 
 def connection_rows(listeners: Sequence[OpenConnections]) -> list[dict[str, Any]]:

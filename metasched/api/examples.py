@@ -98,6 +98,8 @@ _CLUSTER = {
     "pulls": 4,
     "pulls_started_at_once": 4,
     "drained": None,
+    "refusing": "",
+    "refused_users": 0,
     "set_aside": 0,
     "local_policy": None,
     "breaker": _CLOSED,
@@ -584,6 +586,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
         "connections": [],
         "descriptors": None,
         "configuration": None,
+        "withdrawals": [],
         "delayed": [],
     },
 }

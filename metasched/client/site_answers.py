@@ -539,4 +539,5 @@ class HealthRow(TypedDict):
     connections: list[dict[str, Any]]  # of each listener
     descriptors: DescriptorsRow | None
     configuration: dict[str, Any] | None
+    withdrawals: list[dict[str, Any]]  # of an operator; requested several times without effect
     delayed: list[dict[str, Any]]  # users whose requests waited longest

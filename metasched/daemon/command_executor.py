@@ -172,7 +172,7 @@ class CommandExecutor:
         reply = await self._worker.call(call)
         refused_for_good = reply.error == "refused" and not reply.retry_later
         if not reply.error or (refused_for_good and len(batch) == 1):
-            self._pending_actions.remove_withdrawals(batch)
+            self._pending_actions.remove_withdrawals(batch, reply.reason)
             return ""
         self._pending_actions.delay_withdrawals(batch, reply.reason)
         tags = requests[0].tag + (f" and {len(batch) - 1} more" if len(batch) > 1 else "")

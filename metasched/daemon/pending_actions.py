@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -27,7 +28,20 @@ from metasched.model.listing import TaskClaim
 from metasched.model.reservation import manager_name
 from metasched.policies.eligible import choose_gres, translate_job
 
+# Requests after which a withdrawal without effect is reported to operators. The core repeats it
+# every minute until the manager lists its tasks as ended.
+REPORTED_TRIES = 5
+MAX_COUNTED = 1000  # withdrawals whose requests are counted before ended ones are forgotten
 MAX_CLAIMS_PER_CALL = 100  # each is written to the disk of the shared filesystem
+
+
+class FutileWithdrawal(NamedTuple):
+    """A withdrawal that was requested several times without effect."""
+
+    job: int
+    cluster: str
+    tries: int
+    reason: str  # what the manager said last; "": it reported no error
 
 
 @dataclass(eq=False)
@@ -60,6 +74,9 @@ class PendingActions:
         # by owner: a heap by queue key
         self._dispatches: dict[str, list[tuple[float, int, int, Dispatch]]] = {}
         self._withdrawals: dict[tuple[int, int, bool], PendingWithdrawal] = {}
+        # of withdrawals that are not known to have an effect: requests made, and the last error
+        self._tries: dict[tuple[int, int, bool], tuple[int, str]] = {}
+        self._most_tries = MAX_COUNTED  # above, those that have ended are forgotten
         self._accounting_query: QueryAccounting | None = None
         self._claims: dict[str, dict[TaskClaim, None]] = {}  # by `_waiting_owner`, in order
         self._claims_due = 0.0  # monotonic seconds
@@ -246,16 +263,45 @@ class PendingActions:
             only_pending=pending.action.only_pending,
         )
 
-    def remove_withdrawals(self, batch: list[PendingWithdrawal]) -> None:
-        """Remove accepted withdrawals, except those replaced by a newer action meanwhile."""
+    def remove_withdrawals(self, batch: list[PendingWithdrawal], reason: str = "") -> None:
+        """Remove withdrawals that were answered, except those replaced by a newer action meanwhile.
+
+        `reason`: why the manager refused them for good; the core requests them again.
+        """
+        self._count_tries(batch, reason)
         for pending in batch:
             if self._withdrawals.get(pending.key) is pending:
                 del self._withdrawals[pending.key]
 
     def delay_withdrawals(self, batch: list[PendingWithdrawal], reason: str) -> None:
         """Record a failed call."""
+        self._count_tries(batch, reason)
         for pending in batch:
             pending.breaker.record_failure(reason, time.time(), time.monotonic())
+
+    def _count_tries(self, batch: list[PendingWithdrawal], reason: str) -> None:
+        for pending in batch:
+            tries, _ = self._tries.get(pending.key, (0, ""))
+            self._tries[pending.key] = tries + 1, reason
+        if len(self._tries) > self._most_tries:
+            self._forget_ended()
+            self._most_tries = 2 * len(self._tries) + MAX_COUNTED
+
+    def _forget_ended(self) -> None:
+        core = self._host.core
+        for key in list(self._tries):
+            tasks = core.tasks_of_dispatch(*key[:2])
+            if not any(task.attempt and task.attempt.intent for task in tasks):
+                del self._tries[key]
+
+    def futile_withdrawals(self) -> list[FutileWithdrawal]:
+        """Return the withdrawals whose tasks are still listed after several requests."""
+        self._forget_ended()
+        return [
+            FutileWithdrawal(job, self._settings.cluster.name, tries, reason)
+            for (job, _, _), (tries, reason) in self._tries.items()
+            if tries >= REPORTED_TRIES
+        ]
 
     def _tag(self, action: Withdraw) -> str:
         return self._host.core.instances.tag_of(action.job, action.dispatch_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from metasched.core.events import (
@@ -148,13 +150,13 @@ def test_equal_words_to_jobs_of_two_owners_close_the_cluster() -> None:
     assert view.refusing
     assert [strike.count for strike in site.core.state.strikes] == [0, 0]
     site.submit(job(3, user="c"))  # goes elsewhere
-    assert [name for _, id, name in site.tries if id == 3][0] == "right"
+    assert next(name for _, id, name in site.tries if id == 3) == "right"
     site.wait(8000.0)
     assert {site.state(1), site.state(2)} == {State.QUEUED}
     assert all(strike.count == 0 for strike in site.core.state.strikes if strike.cluster == "left")
     times = [time for time, _, cluster in site.tries if cluster == "left"]
     # one job at a time
-    assert all(second - first >= LOOK for first, second in zip(times[2:], times[3:], strict=False))
+    assert all(second - first >= LOOK for first, second in itertools.pairwise(times))
     # a cluster that accepts one is open
     while not (
         sent := [a for a in site.seen("left", None, at=site.now) if isinstance(a, Dispatch)]

@@ -840,7 +840,8 @@ def test_certain_refusals(message: str, again: bool) -> None:
         (FAILED + "Protocol authentication error\n", False),
         ("sbatch: fatal: Could not establish a configuration source\n", False),
         ("sbatch: error: If munged is up, restart with --num-threads=10\nsbatch: error: Munge "
-         "encode failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n", False),
+         "encode failed: Failed to access socket\n" + FAILED + "Protocol authentication error\n",
+         False),
         (FAILED + "Invalid job credential\n", True),
         (FAILED + "Unspecified error\n", True),
         (FAILED + "Time limit specification required, but not provided\n", True),

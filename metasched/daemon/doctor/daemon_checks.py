@@ -62,6 +62,8 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         yield _check_listener(row)
     if (descriptors := health["descriptors"]) is not None:
         yield _check_descriptors(descriptors)
+    for row in health["withdrawals"]:  # of an operator
+        yield _futile_withdrawal(row)
     if delayed := health["delayed"]:  # of an operator
         yield _delayed_listings(delayed)
     yield _check_ids(health, clusters)
@@ -174,6 +176,12 @@ def _check_listener(row: Mapping[str, Any]) -> Finding:
         return passed(check, message)
     fix = "see the daemon's log; raise `connections`, LimitNOFILE"
     return found("daemon-connections", check, message, fix)
+
+
+def _futile_withdrawal(row: Mapping[str, Any]) -> Finding:
+    said = f"the manager said: {row['reason']}" if row["reason"] else "the manager reports no error"
+    message = f"job {row['job']} is still on {row['cluster']} after {row['tries']} requests; {said}"
+    return found("withdrawal-futile", f"withdrawal of job {row['job']}", message)
 
 
 def _delayed_listings(rows: list[dict[str, Any]]) -> Finding:

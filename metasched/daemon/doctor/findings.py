@@ -371,6 +371,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "raise LimitNOFILE",
     ),
     (
+        "withdrawal-futile",
+        "daemon",
+        "warning",
+        "A cluster still lists a job that was to be cancelled or moved several times.",
+        "cancel it by the manager's own commands, as an operator of that cluster",
+    ),
+    (
         "daemon-delayed",
         "daemon",
         "note",
