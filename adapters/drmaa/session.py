@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from metasched.model.adapter_errors import Refused, Unreachable
+from metasched.model.adapter_errors import AdapterError, Refused, Unreachable
 
 T = TypeVar("T")
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 _REJECTIONS = {
     "AuthorizationException",
     "ConflictingAttributeValuesException",
-    "DeniedByDrmException",
     "InvalidArgumentException",
     "InvalidAttributeFormatException",
     "InvalidAttributeValueException",
 }
+_LOST_CONNECTIONS = {"DrmCommunicationException", "NoActiveSessionException"}
 _RETRYABLE_REJECTIONS = {"TryLaterException"}
 
 
@@ -41,6 +41,8 @@ class DrmaaSession:
 
     def __init__(self, library: str) -> None:
         self._library = library
+        # what a message means with which the manager, or its library, denies a submission
+        self.judge_denial: Callable[[str], AdapterError] = Refused
         self._drmaa: Any = None
         self._session: Any = None
 
@@ -119,11 +121,15 @@ class DrmaaSession:
                 raise Refused(message, retryable=True) from None
             if error_name in _REJECTIONS:
                 raise Refused(message) from None
+            if error_name == "DeniedByDrmException":
+                raise self.judge_denial(message) from None
             if error_name == "InvalidJobException":
                 raise _UnknownJob(message) from None
             if error_name == "NoActiveSessionException":
                 self._session = None
-            raise Unreachable(f"DRMAA: {message}") from None
+            reason = f"DRMAA: {message}"
+            said = "" if error_name in _LOST_CONNECTIONS else reason
+            raise Unreachable(reason, said) from None
         except UnicodeEncodeError:
             raise Refused("an option is not valid text") from None
 

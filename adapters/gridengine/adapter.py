@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,11 @@ from metasched.adapters.gridengine.reservation_listing import (
 )
 from metasched.adapters.gridengine.reservations import GridEngineReservations
 from metasched.adapters.gridengine.set_aside import SetAsideJobs
-from metasched.adapters.gridengine.submission import native_specification, parse_rejection
+from metasched.adapters.gridengine.submission import (
+    judge_denial,
+    native_specification,
+    parse_answer,
+)
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.manager_uptime import ManagerUptime
@@ -52,13 +55,6 @@ from metasched.processes.commands import memory_file
 _STARTED_STATES = (State.RUNNING, State.SUSPENDED)
 _CONFIGURATION_MAX_AGE = 60.0  # seconds until the cell's configuration is read again
 _HOSTS_PER_POLL = 100  # hosts whose total consumables are queried, with a command each
-# Messages of qsub that prove that neither it nor the qmaster accepted the job.
-_REJECTION_MESSAGE = re.compile(
-    r"denied|no suitable queues|Unknown option|unknown resource|Invalid |ERROR! |error parsing"
-    r"|does not exist|not allowed|invalid option argument"
-    r"|Unable to run job: (?!.*(timeout|unreachable|communication|reading answer))"
-)
-_SUBMITTED_MESSAGE = re.compile(r"^Your job (\d+) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +109,7 @@ class GridEngine:
         launcher: LauncherClient | None = None,
     ) -> None:
         self._cluster, self._session, self._settings = cluster, session, settings
+        session.judge_denial = judge_denial
         self._launcher = launcher
         user = pwd.getpwuid(os.geteuid()).pw_name
         self._commands = CellCommands(settings.bin_dir, settings.timeout, launcher)
@@ -193,12 +190,7 @@ class GridEngine:
         )
         if self._launcher is None:
             with memory_file(script) as file:
-                try:
-                    return self._session.submit(f"/proc/self/fd/{file}", specification, name)
-                except Refused as refusal:
-                    if refusal.retryable:
-                        raise
-                    raise parse_rejection(refusal.reason) from None
+                return self._session.submit(f"/proc/self/fd/{file}", specification, name)
         arguments = ("-N", name, "-wd", "/", "-o", "/dev/null", "-j", "y", *specification.split())
         with memory_file(script) as file:
             answer = self._launcher.run(
@@ -209,11 +201,7 @@ class GridEngine:
                 directory=submission.payload.directory,
                 stdin=file,
             )
-        if submitted := _SUBMITTED_MESSAGE.search(answer.stdout):
-            return submitted[1]
-        if answer.exit_code and _REJECTION_MESSAGE.search(answer.stderr):
-            raise parse_rejection(answer.error_message)
-        raise Unreachable(f"qsub: {answer.error_message}")
+        return parse_answer(answer)
 
     def withdraw_all(self, withdrawals: Sequence[Withdrawal]) -> None:
         """End tasks; see `JobDeletion.withdraw_all`."""

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from metasched.adapters.base import Submission
 from metasched.adapters.gridengine.listing import ComplexAttribute, job_name
 from metasched.adapters.gridengine.reservation_listing import AdvanceReservation
-from metasched.model.adapter_errors import Refused
+from metasched.model.adapter_errors import AdapterError, Refused, Unreachable
 from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job
 from metasched.model.manager_options import ManagerOptions
 from metasched.model.refusal_scope import RefusalScope
+from metasched.processes.commands import CommandResult
 
 # Options that a user must not give: metasched identifies, finds and ends tasks by them. A job
 # verifier (-jsv) would stay with the DRMAA session and verify all later jobs too.
@@ -47,12 +48,58 @@ _PASSING_REJECTIONS: tuple[tuple[re.Pattern[str], RefusalScope], ...] = (
 )
 
 
+# Answers of the qmaster alone, which has the job then not.
+_REJECTION = re.compile(
+    r"(?:^|Unable to run job: |code \d+: )"
+    r'(job rejected: |Job was rejected because |("job" )?denied: |unknown resource '
+    r'|error: no suitable queues|attribute ".*" is not a|the advance reservation id .* is invalid'
+    r"|can't resolve hostname )"
+)
+_SUBMITTED = re.compile(r"^Your job (\d+) ", re.MULTILINE)
+_NOT_SENT_EXIT_CODES = (2, 7)  # of qsub, for options that it cannot parse
+# What the client's library says of a connection that failed
+_NO_CONNECTION = re.compile(
+    r"commlib error|unable to (send message|contact)|got (send|select|read|syncron) |time.?out"
+    r"|unreachable|communication|reading answer|gdi request"
+)
+_KILLED = range(129, 193)  # exit codes of a shell whose command was killed by a signal
+
+
 def parse_rejection(message: str) -> Refused:
     """Return the refusal in a message of the qmaster that it did not accept a job."""
     for pattern, scope in _PASSING_REJECTIONS:
         if pattern.search(message):
             return Refused(message, retryable=True, scope=scope)
     return Refused(message)
+
+
+def judge_denial(message: str) -> AdapterError:
+    """Return what a message means that denies a submission: a refusal, if the qmaster's own."""
+    if _REJECTION.search(message):
+        return parse_rejection(message)
+    return unproved_answer(message)
+
+
+def unproved_answer(message: str) -> Unreachable:
+    """Return the meaning of a message that proves nothing: the refusal if the job is absent."""
+    return Unreachable(message, "" if _NO_CONNECTION.search(message) else message)
+
+
+def parse_answer(answer: CommandResult) -> str:
+    """Return the job id that qsub has printed, whatever its exit code.
+
+    Raises Refused if its end proves that nothing was queued, else Unreachable.
+    """
+    ids = set(_SUBMITTED.findall(answer.stdout))
+    if len(ids) == 1:
+        return str(ids.pop())
+    lines, code = answer.stderr.strip().splitlines(), answer.exit_code
+    if not ids and code == 1 and any(_REJECTION.search(line) for line in lines):
+        raise parse_rejection(answer.error_message)
+    if not ids and code in _NOT_SENT_EXIT_CODES and lines and lines[-1].startswith("qsub: "):
+        raise Refused(answer.error_message)
+    unproved = unproved_answer(f"qsub: exit code {code}: {answer.error_message}")
+    raise Unreachable(unproved.reason) if code in _KILLED else unproved
 
 
 def native_specification(

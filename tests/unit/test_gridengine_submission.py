@@ -15,11 +15,12 @@ from metasched.adapters.drmaa.generic import NativeTemplates
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa_cluster import DrmaaOptions
 from metasched.adapters.gridengine import listing, reservation_listing
-from metasched.adapters.gridengine.submission import native_specification
+from metasched.adapters.gridengine.submission import native_specification, parse_answer
 from metasched.adapters.interpreter import interpreter_command
-from metasched.model.adapter_errors import Refused
+from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.job import Job, Payload
 from metasched.model.survey import ReservationSpec
+from metasched.processes.commands import CommandResult
 from tests.unit.gridengine_answers import TAG
 
 COUNTED = {
@@ -275,3 +276,41 @@ def test_a_job_may_have_the_memory_of_its_reservation_and_no_more() -> None:
         native_specification(order(memory=5000), 0, "smp", "h_vmem", COUNTED, reservation)
     none = replace(reservation, per_slot={})  # hosts that do not count memory allow any amount
     assert "h_vmem=1M" in native_specification(order(memory=1), 0, "smp", "h_vmem", COUNTED, none)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stdout", "stderr", "outcome"),
+    [
+        # measured with 8.1.9
+        (0, 'Your job 1 ("STDIN") has been submitted\n', "", "1"),
+        (137, 'a wrapper\nYour job 1 ("x") has been submitted\n', "killed", "1"),
+        (1, "Your job 1 (x)\nYour job 2 (x)\n", "Unable to run job: job rejected: x", "refusal"),
+        (1, "", 'Unable to run job: unknown resource "nope"\nExiting.\n', "refused"),
+        (1, "", 'Unable to run job: attribute "h_rt" is not a time value\nExiting.\n', "refused"),
+        (1, "", "Unable to run job: job rejected: the requested project\nExiting.\n", "refused"),
+        (1, "", 'Unable to run job: "job" denied: use parallel\nExiting.\n', "refused"),
+        (1, "", "Unable to run job: error: no suitable queues\nExiting.\n", "refused"),
+        (2, "", 'qsub: invalid option argument "-foo"\n', "refused"),
+        (7, "", '\nInvalid format\nqsub: Wrong date/time format "zz" specified\n', "refused"),
+        (137, "", "Unable to run job: job rejected: x\n", "lost"),
+        (1, "", "Unable to run job: JSV stderr: no\nExiting.\n", "refusal"),
+        (1, "", "access denied by a wrapper\n", "refusal"),
+        (0, "", "", "refusal"),
+        (
+            1,
+            "",
+            "error: commlib error: got select error (Connection refused)\nUnable to run job: unable"
+            ' to send message to qmaster using port 16444 on host "vm": got send error\nExiting.\n',
+            "lost",
+        ),
+    ],
+)
+def test_what_the_end_of_qsub_means(exit_code: int, stdout: str, stderr: str, outcome: str) -> None:
+    """ "refusal": the words are the refusal if the job is absent; "lost": it is sent again."""
+    try:
+        found = parse_answer(CommandResult(exit_code, stdout, stderr))
+    except Refused:
+        found = "refused"
+    except Unreachable as error:
+        found = "refusal" if error.sentence else "lost"
+    assert found == outcome
