@@ -38,6 +38,7 @@ from metasched.adapters.gridengine.reservation_listing import (
     parse_reserved_jobs,
     spans_hosts,
 )
+from metasched.adapters.gridengine.submission import is_rejection, unproved_answer
 from metasched.carts.node_assignment import NodeDemand
 from metasched.carts.relocation import NO_MOVE_BEFORE_START
 from metasched.model.adapter_errors import Refused, Unreachable
@@ -46,9 +47,10 @@ from metasched.model.survey import ReservationSpec, Survey
 
 _WAITING_PER_QUERY = 50  # waiting jobs whose reservations are queried at a time
 # Messages of the qmaster that prove that nothing was granted.
-_REJECTION_MESSAGE = re.compile(
-    r"no suitable queues|denied|is not known as a user|rejected|in the past|later than end time"
-    r"|not an? AR user|not have .*permission|does not exist"
+# Answers of the qmaster to qrsub alone
+_REJECTION = re.compile(
+    r"(advance_reservation: )?no suitable queues|error: .* is not known as a user|start time is "
+    r"|.* is not an? AR user|.* not have .*permission|.*start time.* in the past"
 )
 _UNKNOWN_MESSAGE = re.compile(r"does not exist")
 _NO_ROOM_MESSAGE = "no suitable queues"
@@ -260,10 +262,10 @@ class GridEngineReservations:
         answer = self._commands.run("qrsub", *options)
         if (id := granted_id(answer.stdout)) is None:
             message = f"{answer.stdout}\n{answer.stderr}".strip()
-            if _REJECTION_MESSAGE.search(message):
+            if any(is_rejection(line) or _REJECTION.match(line) for line in message.splitlines()):
                 # its lines are no remedy of metasched
                 raise Refused(one_line(message).replace("; ", ", "))
-            raise Unreachable(f"qrsub: {message}")
+            raise unproved_answer(f"qrsub: {message}")
         return id
 
     def _transfer_waiting(

@@ -73,9 +73,14 @@ def parse_rejection(message: str) -> Refused:
     return Refused(message)
 
 
+def is_rejection(message: str) -> bool:
+    """Return whether the qmaster alone can have said this, which has nothing queued then."""
+    return _REJECTION.search(message) is not None
+
+
 def judge_denial(message: str) -> AdapterError:
     """Return what a message means that denies a submission: a refusal, if the qmaster's own."""
-    if _REJECTION.search(message):
+    if is_rejection(message):
         return parse_rejection(message)
     return unproved_answer(message)
 
@@ -94,7 +99,7 @@ def parse_answer(answer: CommandResult) -> str:
     if len(ids) == 1:
         return str(ids.pop())
     lines, code = answer.stderr.strip().splitlines(), answer.exit_code
-    if not ids and code == 1 and any(_REJECTION.search(line) for line in lines):
+    if not ids and code == 1 and any(map(is_rejection, lines)):
         raise parse_rejection(answer.error_message)
     if not ids and code in _NOT_SENT_EXIT_CODES and lines and lines[-1].startswith("qsub: "):
         raise Refused(answer.error_message)

@@ -21,15 +21,13 @@ from metasched.adapters.slurm.reservation_listing import (
     SlurmReservation,
     upcoming_windows,
 )
+from metasched.adapters.slurm.submission import is_about_connection, is_by_controller
 from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.host_lists import expand_hosts
 from metasched.model.reservation import reservation_id
 from metasched.model.survey import ManagerReservation, NodeUsage, ReservationSpec, Span, Survey
 
 # Error messages of the controller that mean: nothing was changed.
-_REJECTED = re.compile(
-    r"busy|Invalid|invalid|Duplicate|Access/permission|not permitted|in use|Requested|specification"
-)
 _NOT_FOUND = re.compile(r"Requested reservation is invalid|not found")
 # Nodes up, but restricted; or not yet known to a controller that has just started.
 _UP_FLAGS = frozenset({"reserved", "maint", "unknown"})
@@ -186,11 +184,17 @@ def has_jobs(error: str) -> bool:
 
 
 def check_error(error: str) -> None:
-    """Raise Refused if scontrol's error means no change, Unreachable for any other error."""
-    if error and _REJECTED.search(error):
+    """Raise Refused if scontrol's error proves that nothing changed, else Unreachable.
+
+    Proofs are a text that the controller alone sends, and scontrol's own words before it asks.
+    """
+    if not error:
+        return
+    messages = error.split("; ")
+    if any(map(is_by_controller, messages)) or error.endswith("No reservation created."):
         raise Refused(error.replace("; ", ", "))  # it is no remedy of metasched
-    if error:
-        raise Unreachable(f"scontrol: {error}")
+    reason = f"scontrol: {error}"
+    raise Unreachable(reason, "" if is_about_connection(error) else reason)
 
 
 def scontrol_time(seconds: float) -> str:

@@ -319,6 +319,16 @@ def refusal_by_controller(number: int, messages: Sequence[str]) -> Refused:
     return Refused(reason)
 
 
+def is_by_controller(message: str) -> bool:
+    """Return whether a command's last message ends with a text that the controller alone sends."""
+    return message.rpartition(": ")[2] in _NUMBERS
+
+
+def is_about_connection(message: str) -> bool:
+    """Return whether a command's last message ends with a text about the connection."""
+    return message.rpartition(": ")[2] in _TRANSPORT_TEXTS
+
+
 def is_transport_error(number: int) -> bool:
     """Return whether an error number of Slurm's library is about the connection."""
     return 0 < number < 2000 or 5000 <= number < 7000
@@ -331,11 +341,11 @@ def unproved_answer(exit_code: int, stdout: str, stderr: str) -> Unreachable:
     kill, are none.
     """
     messages = list(_messages(stderr))
+    last = messages[-1] if messages else ""
     reason = f"sbatch: {_one_line(messages) or f'exit code {exit_code}, without an explanation'}"
     if exit_code == 0:
         reason = f"sbatch answered {stdout[:80]!r}, not a job id"
-    failed = bool(messages) and messages[-1].rpartition("submission failed: ")[2]
-    is_connection = failed in _TRANSPORT_TEXTS or any(map(_NO_CONNECTION.fullmatch, messages))
+    is_connection = is_about_connection(last) or any(map(_NO_CONNECTION.fullmatch, messages))
     return Unreachable(reason, "" if is_connection or exit_code in _KILLED else reason)
 
 

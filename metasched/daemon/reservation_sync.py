@@ -33,6 +33,7 @@ from metasched.model.survey import ReservationSpec
 log = logging.getLogger("metasched")
 
 SURVEY_INTERVAL = 5.0  # seconds between surveys while the cluster has reservations
+MAX_SENTENCES = 3  # equal words without proof, after which a reservation counts as refused
 RETRY_DELAYS = (1.0, 30.0)  # seconds before a failed call is repeated: initial, maximum
 
 
@@ -50,6 +51,8 @@ class ReservationSync:
         self._cluster, self._host, self._call, self._wake = cluster, host, call, wake
         self._pending: dict[int, Bind | Unbind] = {}
         self._breakers: dict[int, CircuitBreaker] = {}
+        # by reservation: what the program that was to create it said last, and how many times
+        self._sentences: dict[int, tuple[str, int]] = {}
         # monotonic seconds; the first survey finds reservations that a crash left at the manager
         self._next_survey = 0.0 if cluster.supports_reservations else math.inf
         self._survey_waiters: list[asyncio.Future[None]] = []
@@ -127,7 +130,7 @@ class ReservationSync:
         if reply.error == "":
             self._complete(action)
             await self._host.apply_events(ReservationBound(now, reservation.id, spec.nodes))
-        elif reply.error == "refused":
+        elif reply.error == "refused" or self._is_repeated(action, reply.sentence):
             self._complete(action)
             await self._host.apply_events(ReservationRejected(now, reservation.id, reply.reason))
         else:
@@ -142,10 +145,21 @@ class ReservationSync:
         else:
             self._record_failure(action, reply.reason)
 
+    def _is_repeated(self, action: Bind, sentence: str) -> bool:
+        """Return whether the manager's program has said the same for the third time.
+
+        Each call looks for the reservation first, so these words were a refusal.
+        """
+        before, times = self._sentences.get(action.id, ("", 0))
+        times = times + 1 if sentence == before else 1
+        self._sentences[action.id] = sentence, times
+        return bool(sentence) and times >= MAX_SENTENCES
+
     def _complete(self, action: Bind | Unbind) -> None:
         if self._pending.get(action.id) is action:
             del self._pending[action.id]
         self._breakers.pop(action.id, None)
+        self._sentences.pop(action.id, None)
 
     def _record_failure(self, action: Bind | Unbind, reason: str) -> None:
         breaker = self._breakers.setdefault(action.id, CircuitBreaker(*RETRY_DELAYS))
