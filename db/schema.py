@@ -204,7 +204,6 @@ attempt = Table(
     Column("dispatched", Float, nullable=False),
     Column("accepted", Float),
     Column("tried", Float),
-    Column("sentence", SafeText, nullable=False, server_default=""),
     Column("native_id", SafeText),
     Column("intent", SafeText),
     Column("target", SafeText),
@@ -232,6 +231,7 @@ attempt = Table(
     Column("allocated_cpus", Int64),
     # of its dispatch, "": none; null: the job's, which was not modified since
     Column("account", SafeText),
+    Column("sentence", SafeText),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),

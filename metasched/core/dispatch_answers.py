@@ -46,7 +46,7 @@ class DispatchAnswers:
         """Record that the result of a dispatch is unknown; listings will show it."""
         for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
             task.live_attempt.tried = event.time
-            task.live_attempt.sentence = event.sentence
+            task.live_attempt.sentence = event.sentence or None
             self._state.record_note(task, NO_ANSWER + event.reason)
 
     def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:
@@ -65,7 +65,7 @@ class DispatchAnswers:
         for task in tasks:
             attempt = task.live_attempt
             if task.index in event.uncertain:
-                attempt.tried, attempt.sentence = event.time, event.sentence
+                attempt.tried, attempt.sentence = event.time, event.sentence or None
                 self._state.record_note(task, NO_ANSWER + event.reason)
                 continue
             if task.index in event.untried:
@@ -75,7 +75,7 @@ class DispatchAnswers:
                 continue
             attempt.native_id = event.native_ids.get(task.index)
             attempt.accepted = event.time
-            attempt.tried, attempt.sentence = None, ""
+            attempt.tried = attempt.sentence = None
             cause = "the manager accepted it" + (f", by {event.access}" if event.access else "")
             if attempt.state in UNANSWERED:
                 yield self._state_machine.apply(task, TaskEvent.ACCEPT, cause)
@@ -103,7 +103,7 @@ class DispatchAnswers:
                 view.scope_limits.refuse(jobs, len(tasks), live_tasks, event.reason, event.time)
             self._placement.clear_cache()
         for task in tasks:
-            task.live_attempt.sentence = ""
+            task.live_attempt.sentence = None
             if view is None:
                 yield self._state_machine.reject(task, event.reason)
             else:

@@ -53,7 +53,7 @@ class Refusals:
             return
         if change.event is TaskEvent.REFUSE:
             if attempt.sentence and not attempt.rejected:
-                yield from self._record_refusal(task, attempt, view)
+                yield from self._record_refusal(task, attempt, attempt.sentence, view)
         elif change.event is TaskEvent.ACCEPT or (
             change.before is State.DISPATCHING and change.event not in _NOT_ACCEPTED
         ):
@@ -70,9 +70,9 @@ class Refusals:
             self._gates.request_recheck()
 
     def _record_refusal(
-        self, task: Task, attempt: Attempt, view: ClusterView
+        self, task: Task, attempt: Attempt, sentence: str, view: ClusterView
     ) -> Iterator[StateChange]:
-        job, sentence, now = task.job, attempt.sentence, self._state.now
+        job, now = task.job, self._state.now
         strike = self._state.strikes.find(job.id, view.name) or Strike(job.id, view.name)
         if attempt.dispatched <= strike.time:
             return  # another task of that dispatch, or of one that was decided before

@@ -236,7 +236,7 @@ class TaskStateMachine:
             yield self.reject(task, sentence)
             return
         attempt.in_last_listing, attempt.missing, attempt.tried = True, False, None
-        attempt.sentence = ""
+        attempt.sentence = None
         attempt.gone_first = False
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id

@@ -57,8 +57,8 @@ class Attempt(msgspec.Struct):
     accepted: float | None = None  # when the manager confirmed the dispatch
     tried: float | None = None  # set before a call whose result is unknown, until it is known
     # what its program said that ended by itself without a usable answer: the refusal if the attempt
-    # is proved absent; "": nothing, or it has been answered
-    sentence: str = ""
+    # is proved absent; None: nothing, or it has been answered
+    sentence: str | None = None
     in_last_listing: bool = False
     missing: bool = False  # from complete listings, which do not prove its absence
     missing_since: float = 0.0  # first such listing, or the first after its manager was unreachable

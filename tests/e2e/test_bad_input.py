@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from metasched.cli import main
+from metasched.db.schema import REVISION
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 
@@ -188,7 +189,10 @@ def test_databases_that_cannot_be_used(site: Site) -> None:
     for statement, expected in (
         ("UPDATE alembic_version SET version_num = '0043'", "schema 0043 of a metasched before"),
         ("UPDATE alembic_version SET version_num = 's9999'", "schema s9999, newer than"),
-        ("DROP TABLE outbox; UPDATE alembic_version SET version_num = 's0001'", "without outbox"),
+        (
+            f"DROP TABLE outbox; UPDATE alembic_version SET version_num = '{REVISION}'",
+            "without outbox",
+        ),
         ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
     ):
         with closing(sqlite3.connect(site.database)) as other:

@@ -395,8 +395,11 @@ def test_files_of_other_programs(path: Path, content: bytes | None, message: str
         ("UPDATE alembic_version SET version_num = 's\n1'", r'schema "s\\n1", newer than'),
         ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
         ("INSERT INTO alembic_version VALUES ('0043')", "has 2 schema revisions: a migration"),
-        ("DROP TABLE lease", "has schema s0001 without lease: a migration"),
-        ("ALTER TABLE lease DROP COLUMN since", r"has schema s0001 without lease\.since: a migr"),
+        ("DROP TABLE lease", f"has schema {REVISION} without lease: a migration"),
+        (
+            "ALTER TABLE lease DROP COLUMN since",
+            rf"has schema {REVISION} without lease\.since: a migr",
+        ),
         ("DROP TABLE alembic_version", "holds tables of another program"),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_tag_in_a_listing_is_the_answer() -> None:
     site.step(DispatchUncertain(NOW, 1, 1, "?", SAID))
     site.seen("left", None, site.row(State.PENDING), at=NOW + 30)
     assert site.state() is State.PENDING
-    assert site.core.tasks[1, 0].live_attempt.sentence == ""
+    assert site.core.tasks[1, 0].live_attempt.sentence is None
     assert not site.core.state.strikes
 
 

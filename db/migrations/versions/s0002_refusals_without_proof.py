@@ -10,7 +10,7 @@ down_revision = "s0001"
 
 
 def upgrade() -> None:
-    op.add_column("attempt", sa.Column("sentence", sa.Text(), nullable=False, server_default=""))
+    op.add_column("attempt", sa.Column("sentence", sa.Text()))
     op.create_table(
         "strike",
         sa.Column("job", Int64, autoincrement=False, nullable=False),
