@@ -178,7 +178,8 @@ def test_what_dispatched_jobs_need_is_not_dropped(
 
 @pytest.mark.parametrize("target", ["0015", "s9999", "s00", "", "head", "-1", "base"])
 def test_an_unknown_target_is_refused(upgraded: Database, target: str) -> None:
-    with pytest.raises(UserError, match=rf"not known .*; name one of t0001, {REVISION}, .*{FIRST}$"):
+    expected = rf"not known .*; name one of t0001, {REVISION}, .*{FIRST}$"
+    with pytest.raises(UserError, match=expected):
         downgrade(upgraded, target, accept)
     assert upgraded.schema_revision() == NEXT_REVISION
 

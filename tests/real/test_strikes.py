@@ -6,7 +6,6 @@ from metasched.core.events import (
     CoreEvent,
     DaemonStarted,
     DispatchAccepted,
-    DispatchRejected,
     DispatchStarted,
     DispatchUncertain,
     JobSubmitted,
@@ -14,9 +13,10 @@ from metasched.core.events import (
 )
 from metasched.core.scheduler import Core
 from metasched.core.strikes import Strike
-from metasched.db.ledger import Ledger
+from metasched.db.ledger import Ledger, StoredJob
 from metasched.db.store import Database
 from metasched.model.cluster import Cluster
+from metasched.model.job import Payload
 from metasched.policies.policy import Policy
 from tests.unit.core_site import NOW, facts, job
 
@@ -36,13 +36,18 @@ def test_a_start_has_strikes_and_words_again(database: Database) -> None:
 
     def step(*events: CoreEvent) -> None:
         for event in events:
-            ledger.record([(event, core.step(event))])
+            stored = []
+            if isinstance(event, JobSubmitted):
+                payload = Payload(script="", output="/o")
+                stored = [StoredJob(job=event.job, script="s", environment="e", payload=payload)]
+            texts = {"s": "#!/bin/sh\n", "e": "{}"} if stored else {}
+            ledger.record([(event, core.step(event))], stored, texts)
 
     step(started(NOW), listing(NOW))
-    for id in (1, 2, 3):  # of three owners, with words of their own
-        step(JobSubmitted(NOW, job(id, user=f"user{id}")), DispatchStarted(NOW, id, 1))
+    step(JobSubmitted(NOW, job(1, user="a")), DispatchStarted(NOW, 1, 1))
     step(DispatchUncertain(NOW, 1, 1, "?", SAID), listing(NOW + 30))
-    step(DispatchUncertain(NOW + 40, 2, 1, "?", "no"), DispatchRejected(NOW + 40, 3, 1, "never"))
+    step(JobSubmitted(NOW + 35, job(2, user="b")), DispatchStarted(NOW + 35, 2, 1))
+    step(DispatchUncertain(NOW + 40, 2, 1, "?", "no"))
     ledger.close()
     ledger, core = Ledger(database.open()), Core()
     try:
