@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.slurm.adapter import Slurm, SlurmOptions
+from metasched.adapters.slurm.error_texts import CONTROLLER_ERRORS, TRANSPORT_ERRORS
 from metasched.core.transitions import ATTEMPT_FINAL
 from metasched.model.adapter_errors import PartlySubmitted, Refused, Unreachable
 from metasched.model.cluster import Cluster
@@ -26,7 +29,7 @@ from metasched.model.listing import JobStatus, Listing
 from metasched.model.tags import tag_of
 from tests.conftest import require
 from tests.harness.looks import looks
-from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite, missing
+from tests.harness.slurm import SEARCH_PATH, ClusterSpec, SlurmCluster, SlurmSite, missing
 
 ROOT = Path(__file__).parents[2]
 
@@ -267,6 +270,10 @@ def test_variables_name_the_running_task(client: Client) -> None:
         {"options": ": -n 2"},
         {"options": "--licenses=nope"},
         {"options": "--time=never"},
+        {"options": "--mem-bind=foo"},
+        {"options": "--mem=999999999"},
+        {"options": "--gres=a:b:c:d"},
+        {"options": "--priority=-1"},
     ],
 )
 def test_what_slurm_cannot_do_is_refused_for_good(client: Client, fields: dict[str, Any]) -> None:
@@ -286,6 +293,28 @@ def test_what_is_no_script_is_refused(client: Client, script: str) -> None:
         )
     assert refusal.value.retryable is False
     assert client.adapter.poll().rows == ()
+
+
+def test_error_texts_are_those_of_the_installed_release() -> None:
+    """Compare with slurm_strerror of the library that Slurm's own commands load."""
+    linked = subprocess.run(
+        ["ldd", shutil.which("sbatch", path=SEARCH_PATH) or "sbatch"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    [path] = re.findall(r"=> (\S*libslurmfull\S*)", linked)
+    library = ctypes.CDLL(path)
+    library.slurm_strerror.restype = ctypes.c_char_p
+    for errors, ranges in (
+        (CONTROLLER_ERRORS, [range(2000, 3000)]),
+        (TRANSPORT_ERRORS, [range(1000, 2000), range(5000, 7000)]),
+    ):
+        known = set(errors)
+        for number in (n for numbers in ranges for n in numbers):
+            said = library.slurm_strerror(number).decode()
+            if said != f"Unknown error {number}":
+                assert (number, said) in known
 
 
 def test_native_options_are_passed_on(client: Client) -> None:
