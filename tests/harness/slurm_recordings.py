@@ -186,6 +186,6 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     ] == COMPLETIONS
 
     for cause in REFUSED:
-        refusal = batch.parse_refusal(outputs[f"refused {cause}"])
+        refusal = batch.parse_refusal(1, outputs[f"refused {cause}"])
         assert refusal is not None
         assert not refusal.retryable

@@ -187,7 +187,7 @@ def test_every_submission_and_withdrawal_has_a_time(owner: str) -> None:
     pending = SimpleNamespace(
         build_submission=lambda dispatch, payload: SUBMISSION,
         next_withdrawals=lambda owner: [],
-        remove_withdrawals=lambda batch: None,
+        remove_withdrawals=lambda batch, reason: None,
     )
     executor = CommandExecutor(
         host=cast(Any, SimpleNamespace(ledger=SimpleNamespace(payloads=lambda jobs: {1: None}))),

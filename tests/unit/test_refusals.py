@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from metasched.adapters.protocol import WorkerCall, WorkerReply
+from metasched.adapters.worker import _has_lost_tasks
 from metasched.core.events import (
     Action,
     ClockSet,
@@ -18,6 +20,7 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.strikes import Strike
+from metasched.daemon import command_executor
 from metasched.model.job import Job, Reason, State
 from tests.unit.core_site import NOW, Site, facts, job
 
@@ -252,3 +255,15 @@ def test_a_row_of_a_job_that_was_refused_is_the_refusal() -> None:
     site.seen("left", None, site.row(State.FAILED, 2, ended=NOW, refused=True), at=NOW + 2)
     (ended,) = (task for task, _ in site.out.closed_attempts)
     assert ended.state is State.FAILED
+
+
+def test_a_refusal_without_proof_stops_no_further_dispatches() -> None:
+    """A connection that is lost does: the next would only wait."""
+    dispatch = Dispatch(1, 1, "left", (0,))
+    for sentence in (SAID, ""):
+        reply = WorkerReply("unreachable", "?", sentence=sentence)
+        event = command_executor._result(dispatch, reply, only_user=True)
+        assert isinstance(event, DispatchUncertain)
+        assert event.sentence == sentence
+        assert command_executor._has_failed(dispatch, reply) is not bool(sentence)
+        assert _has_lost_tasks(WorkerCall("submit"), reply) is not bool(sentence)
