@@ -88,6 +88,7 @@ class ClusterSpec:
     accounting: bool = True
     files: tuple[tuple[str, str], ...] = ()  # name and text of further files beside slurm.conf
     host: SecondHost | None = None
+    prolog: bool = False  # whether its nodes run a prolog, for `SlurmCluster.break_prolog`
 
 
 ALPHA = ClusterSpec("alpha", "a", nodes=4, cpus=16, gpus=2, settings=("Licenses=matlab:3",))
@@ -165,6 +166,9 @@ class SlurmCluster:
         self._write_gres()
         for file_name, content in spec.files:
             (folder / "etc" / file_name).write_text(content)
+        self._broken = folder / "broken"
+        if spec.prolog:
+            self._write_prolog()
         # Slurm 24.11 and later read it; without it their slurmd sets up control groups
         (folder / "etc" / "cgroup.conf").write_text("CgroupPlugin=disabled\n" if BIN_DIR else "")
 
@@ -308,6 +312,38 @@ class SlurmCluster:
         arguments = ("-D", "-N", name, "-f", str(self.conf))
         self._nodes[name] = self._start("slurmd", *arguments, reaper=self._node_reaper)
 
+    def break_prolog(self, *names: str, act: str = "exit 1") -> None:
+        """Let the prologs of nodes fail: they begin no job, and Slurm drains them.
+
+        `act` is a line of sh that they run instead.
+        """
+        for name in names:
+            (self._broken / name).write_text(act)
+
+    def repair_all(self) -> None:
+        """Let all prologs succeed again, and return drained nodes to service."""
+        for name in self.nodes:
+            (self._broken / name).unlink(missing_ok=True)
+        if drained := self.run("sinfo", "-h", "-p", "main", "-t", "drain", "-o", "%N").strip():
+            self.run("scontrol", "update", f"nodename={drained}", "state=resume")
+
+    @contextlib.contextmanager
+    def full_spool(self, name: str) -> Iterator[None]:
+        """Let the folder in which a node keeps scripts be full: a small tmpfs (as root)."""
+        spool = self.folder / "spool" / name
+        self._node_reaper.end(self._nodes.pop(name), signal.SIGTERM)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", spool], check=True)
+        try:
+            self.start_node(name)
+            self.wait_ready()
+            with contextlib.suppress(OSError):
+                (spool / "filler").write_bytes(bytes(65536))
+            yield
+        finally:
+            self._node_reaper.end(self._nodes.pop(name), signal.SIGTERM)
+            subprocess.run(["umount", "--lazy", spool], check=True)
+            self.start_node(name)
+
     def kill_node(self, name: str) -> None:
         """Kill the slurmd of a node; its jobs go on."""
         self._node_reaper.end(self._nodes.pop(name), signal.SIGKILL)
@@ -411,6 +447,13 @@ class SlurmCluster:
             lines.append(f"NodeName={self.nodes[-1]} Name=gpu File={device}\n")
         (self.folder / "etc" / "gres.conf").write_text("".join(lines))
 
+    def _write_prolog(self) -> None:
+        self._broken.mkdir()
+        prolog = self.folder / "etc" / "prolog"
+        act = f'"{self._broken}/$SLURMD_NODENAME"'
+        prolog.write_text(f"#!/bin/sh\n! [ -e {act} ] || . {act}\n")
+        prolog.chmod(0o755)
+
     def _settings(self, ports: _Ports, accountant: Path | None) -> str:
         spec, host = self.spec, socket.gethostname().split(".")[0]
         address, node_address = "127.0.0.1", "127.0.0.1"
@@ -459,6 +502,7 @@ class SlurmCluster:
             "AccountingStorageType": "accounting_storage/none",
             "JobCompType": "jobcomp/none",
             **({"GresTypes": "gpu"} if spec.gpus else {}),
+            **({"Prolog": self.folder / "etc/prolog"} if spec.prolog else {}),
             **(self._accounting_settings(accountant) if accountant else {}),
             **dict(line.split("=", 1) for line in spec.settings),
         }
