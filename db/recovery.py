@@ -91,7 +91,10 @@ def _open_tasks(connection: Connection) -> Iterator[Task]:
     )
     for row in execute(ended_attempts, execution_options=_IN_PORTIONS):
         key = (row.job, row.task_index)
-        past.setdefault(key, {})[row.dispatch_id] = _decode_past_attempt(row)
+        past_attempt = _decode_past_attempt(row)
+        if row.number <= row.ignore_rejections_until:
+            past_attempt.unbegun_on = None
+        past.setdefault(key, {})[row.dispatch_id] = past_attempt
         if row.rejected and row.number > row.ignore_rejections_until:
             rejected_by[key] = rejected_by.get(key, NO_CLUSTERS) | {intern(row.cluster)}
             refusals[key] = row.manager_reason
@@ -167,6 +170,7 @@ def _ended_tasks(connection: Connection) -> dict[tuple[int, int], EndedTask]:
                 columns.gres_choice,
                 columns.licence_choice,
                 columns.started,
+                columns.unbegun_on,
             )
             .join(task, _SAME_TASK)
             .where(task.c.ended >= oldest)
@@ -275,6 +279,7 @@ def _decode_past_attempt(row: Any) -> PastAttempt:
         row.gres_choice,
         row.licence_choice,
         row.started,
+        row.unbegun_on,
     )
 
 

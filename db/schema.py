@@ -34,7 +34,7 @@ from metasched.model.notice import DeliveryState
 from metasched.model.policy_version import PolicyChange
 from metasched.model.reservation import FINAL_STATES, ReservationState
 
-REVISION = "s0002"  # the newest migration, which leaves exactly these tables
+REVISION = "s0005"  # the newest migration, which leaves exactly these tables
 
 # 64 bits in both databases; in SQLite only INTEGER can be the row id
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
@@ -232,6 +232,7 @@ attempt = Table(
     # of its dispatch, "": none; null: the job's, which was not modified since
     Column("account", SafeText),
     Column("sentence", SafeText),
+    Column("unbegun_on", SafeText),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"
     ),

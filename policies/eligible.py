@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
@@ -18,7 +18,7 @@ from metasched.model.cluster import (
     NodeCapacity,
     Partition,
 )
-from metasched.model.host_lists import expand_hosts
+from metasched.model.host_lists import cluster_hosts, expand_hosts
 from metasched.model.job import Job, Reason
 
 # Reasons that remain until the site or the cluster is reconfigured, or the owner acts.
@@ -310,6 +310,30 @@ def fits_partition(
         if remaining_tasks <= 0:
             return True
     return False
+
+
+def fits_without(
+    job: Job, cluster: Cluster, info: ClusterInfo | None, hosts: Collection[str]
+) -> bool:
+    """Return whether a cluster can hold the job without some hosts, or does not name its hosts."""
+    if info is None:
+        return True
+    try:
+        job = translate_job(job, cluster, info)
+    except UnmappedNameError:
+        return False
+    partition, options = info.partition(job.partition), job.manager_options
+    if partition is None or not partition.named_nodes:
+        return partition is not None
+    if options is not None:
+        if not set(hosts).isdisjoint(expand_hosts(options.nodelist)):
+            return False
+        hosts = {*hosts, *expand_hosts(options.exclude)}
+    nodes = tuple(
+        replace(kind.capacity, count=len(cluster_hosts(kind.names).difference(hosts)))
+        for kind in partition.named_nodes
+    )
+    return fits_partition(job, replace(partition, nodes=nodes))
 
 
 def take_nodes(job: Job, partition: Partition) -> Partition:

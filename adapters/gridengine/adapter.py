@@ -43,7 +43,7 @@ from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, Job
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.manager_uptime import ManagerUptime
 from metasched.adapters.single_submissions import submit_each
-from metasched.model.adapter_errors import Refused, Unreachable
+from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.host_lists import compress_hosts, find_host

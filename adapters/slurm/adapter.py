@@ -40,6 +40,7 @@ from metasched.adapters.slurm.cluster_info import build_cluster_info, build_queu
 from metasched.adapters.slurm.commands import SlurmCommands
 from metasched.adapters.slurm.foreign_use import SlurmForeignUse
 from metasched.adapters.slurm.job_usage import JobRecord, match_usage
+from metasched.adapters.slurm.launch_failures import LaunchFailures
 from metasched.adapters.slurm.listing_horizon import ListingHorizon
 from metasched.adapters.slurm.node_reservations import NodeReservations
 from metasched.adapters.slurm.processor_reservations import ProcessorReservations
@@ -100,7 +101,7 @@ class Slurm(Adapter):
         super().__init__(cluster, options, instance, folder, launcher)
         self._settings, self.settle = options, options.settle
         self._cluster_info: ClusterInfo | None = None  # of the last poll
-        self._horizon = ListingHorizon()
+        self._horizon, self._launch_failures = ListingHorizon(), LaunchFailures()
         self._manager_licences: Mapping[str, ManagerLicences] = {}
         self._next_licence_query = 0.0
         self._is_federated, self._next_federation_query = False, 0.0
@@ -267,11 +268,12 @@ class Slurm(Adapter):
     def poll(self) -> Listing:
         """List the cluster in four calls, whatever the number of jobs.
 
-        There is a call more if Slurm counts licences, another while reservations are upcoming,
-        three while processors are reserved, and at times a call for the federation of a cluster
-        with slurmdbd. The boot time is read after the listing: after a restart of the controller in
-        between, the listing proves less, never more. In site mode a check before the listing and
-        another after it must find that the controller hides no jobs.
+        There is a call more if Slurm counts licences, another when jobs end that may not have
+        begun, another while reservations are upcoming, three while processors are reserved, and at
+        times a call for the federation of a cluster with slurmdbd. The boot time is read after the
+        listing: after a restart of the controller in between, the listing proves less, never more.
+        In site mode a check before the listing and another after it must find that the controller
+        hides no jobs.
         """
         access = self._access
         if self._user is None and not self._sees_all_jobs:
@@ -294,7 +296,10 @@ class Slurm(Adapter):
                 info, pending = self._summarise(readable, node_lines, taken_at)
             except ValueError as error:
                 raise Unreachable(f"the listing cannot be read: {error}") from None
-        rows, set_aside = statuses.job_statuses(queue, self.instances, self._user)
+        self._judge_launches(queue.lines, controller)
+        rows, set_aside = statuses.job_statuses(
+            queue, self.instances, self._user, self._launch_failures.verdict
+        )
         if self._user is None:
             uids = {row.owner for row in rows} | {row.owner for row in set_aside}
             names = {uid: uid and user_name_of(int(uid)) for uid in uids}
@@ -323,6 +328,19 @@ class Slurm(Adapter):
             quarantined=tuple(set_aside),
             queue=pending,
         )
+
+    def _judge_launches(
+        self, lines: Sequence[listing.QueueLine], controller: listing.ControllerInfo
+    ) -> None:
+        """Judge the jobs of this instance that may not have begun."""
+        unjudged = [
+            line
+            for line in self._launch_failures.unjudged(lines)
+            if statuses.is_own(line, self.instances, self._user)
+        ]
+        if unjudged:
+            accounts = {controller.slurm_user, controller.slurmd_user}
+            self._launch_failures.judge(unjudged, self._commands.drains(), accounts, controller.now)
 
     def inspect(self) -> ManagerState:
         state = super().inspect()

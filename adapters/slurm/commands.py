@@ -17,6 +17,7 @@ from metasched.adapters.slurm import (
     associations,
     foreign_use,
     job_usage,
+    launch_failures,
     listing,
     reservation_listing,
     shares,
@@ -136,6 +137,12 @@ class SlurmCommands:
     def nodes(self) -> list[listing.SinfoRecord]:
         return self._query_listing(
             "sinfo", listing.parse_nodes, listing.NODE_FIELDS, "--Node", "--noconvert"
+        )
+
+    def drains(self) -> dict[str, launch_failures.Drain]:
+        """Return the drained nodes by name."""
+        return self._query_listing(
+            "sinfo", launch_failures.parse_drains, launch_failures.DRAIN_FIELDS, "--Node"
         )
 
     def controller(self) -> listing.ControllerInfo:

@@ -144,6 +144,7 @@ class ControllerInfo:
     in_order: bool = False  # SchedulerType starts no job before an earlier job
     hides_jobs: bool = False  # it lists jobs to their owners and to operators only (PrivateData)
     slurm_user: int | None = None  # user id of SlurmUser
+    slurmd_user: int | None = None  # user id of SlurmdUser
 
 
 def comma_lists(ids: Collection[str]) -> Iterator[str]:
@@ -251,6 +252,7 @@ def parse_controller(text: str) -> ControllerInfo:
         in_order=config.get("SchedulerType") == "sched/builtin",
         hides_jobs="jobs" in config.get("PrivateData", "").split(","),
         slurm_user=_uid(config.get("SlurmUser", "")),
+        slurmd_user=_uid(config.get("SlurmdUser", "")),
     )
 
 

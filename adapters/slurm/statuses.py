@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
+from metasched.adapters.slurm.launch_failures import is_held_by_slurm
 from metasched.adapters.slurm.listing import (
     HAS_STATUS,
     HOLDS_PROCESSORS,
@@ -41,12 +43,16 @@ def is_own(line: QueueLine, instances: frozenset[str], user: int | None) -> bool
 
 
 def job_statuses(
-    listing: QueueListing, instances: frozenset[str], user: int | None
+    listing: QueueListing,
+    instances: frozenset[str],
+    user: int | None,
+    verdict: Callable[[QueueLine], str | None] = lambda _: "",
 ) -> tuple[list[JobStatus], list[QuarantinedRow]]:
     """Return the tasks of `instances`, and the lines that may be tasks and cannot be used.
 
     If `user` is None, each has its owner's user id. The account column is the controller's, and
-    names the owner of a line. A line without a readable account may be of any user.
+    names the owner of a line. A line without a readable account may be of any user. `verdict`: see
+    `LaunchFailures.verdict`.
     """
     statuses: list[JobStatus] = []
     set_aside: dict[tuple[str, str], QuarantinedRow] = {}  # by tag and owner
@@ -66,7 +72,7 @@ def job_statuses(
             try:
                 if counts[tag, owner] > MAX_DISPATCHED_TASKS:
                     raise ValueError(f"more than {MAX_DISPATCHED_TASKS} tasks")
-                statuses += _statuses_of(line, owner)
+                statuses += _statuses_of(line, owner, verdict(line))
             except ValueError as error:
                 set_aside[tag, owner] = QuarantinedRow(tag, -1, owner, f"job {line.id}: {error}")
     return statuses, list(set_aside.values())
@@ -80,7 +86,7 @@ def quarantined_line(text: str) -> QuarantinedRow:
 def is_readable(line: QueueLine) -> bool:
     """Return whether all columns of a line can be used."""
     try:
-        _statuses_of(line, "")
+        _statuses_of(line, "", "")
         times = (line.submitted, line.eligible, line.start, line.end)
         [parse_epoch_time(time) for time in times]
         parse_duration(line.limit)
@@ -92,8 +98,13 @@ def is_readable(line: QueueLine) -> bool:
         return False
 
 
-def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
-    """Return the tasks that a record stands for. Raises ValueError."""
+def _statuses_of(line: QueueLine, owner: str, unbegun_on: str | None) -> list[JobStatus]:
+    """Return the tasks that a record stands for. Raises ValueError.
+
+    `unbegun_on` are the nodes that could not begin it. None: not known yet, so it still ends.
+    """
+    if unbegun_on is None:
+        line = line._replace(state="COMPLETING")
     tasks = parse_mark(line.tag, line.id)
     if not tasks and line.tag.endswith("/a") and not _EMPTY_ARRAY.fullmatch(line.id):
         raise ValueError(f"{line.id[:40]!r} names no tasks of a dispatch")
@@ -120,9 +131,11 @@ def _statuses_of(line: QueueLine, owner: str) -> list[JobStatus]:
             manager_reason=manager_reason,
             node=node,
             restarts=restarts,
-            restart_stays=restarts > 0 and current is State.PENDING and line.priority == "0",
-            # sbatch has failed, too, and Slurm keeps the job that it could never start
-            refused=current is State.FAILED and started is None and manager_reason in _REFUSALS,
+            restart_stays=restarts > 0
+            and current is State.PENDING
+            and line.priority == "0"
+            and not is_held_by_slurm(line),
+            unbegun_on=unbegun_on or "",
             owner=owner,
             expected=expected,
         )

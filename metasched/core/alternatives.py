@@ -123,6 +123,7 @@ class Alternatives:
                 target=task.target,
                 rejected_by=task.rejected_by,
                 refusal=task.refusal,
+                past_attempts=task.past_attempts,
             )
             for choice, variant in enumerate(self._variants)
         )

@@ -30,8 +30,10 @@ from metasched.core.events import (
     UserRequested,
 )
 from metasched.core.reservations.events import ReservationCancelled, ReservationRequested
+from metasched.core.tasks import Task
 from metasched.model.audit import OPERATORS_ONLY, PUBLIC, AuditKind, AuditRecord, cleaned
 from metasched.model.calendar import CalendarEntry, DrainCluster, ResumeCluster, RunResult
+from metasched.model.host_lists import name_nodes
 from metasched.model.job import State
 from metasched.model.policy_version import DEFAULTS
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
@@ -107,6 +109,7 @@ class AuditTrail:
             records += self._calendar_changes(event, outcome)
         if outcome.changes:
             records += _unknown_jobs(event, outcome)
+            records += _unbegun_jobs(event, outcome)
         return list(map(cleaned, records))
 
     def condition(self, subject: str) -> str:
@@ -457,6 +460,28 @@ def _unknown_jobs(event: CoreEvent, outcome: Outcome) -> Iterator[AuditRecord]:
             cause=cause,
             count=len(indices),
             details={"state": str(before if became_unknown else after)},
+        )
+
+
+def _unbegun_jobs(event: CoreEvent, outcome: Outcome) -> Iterator[AuditRecord]:
+    """Yield a record for the tasks of a job that the same hosts could not begin."""
+    tasks = dict[tuple[int, str, str], list[Task]]()
+    for task, attempt in outcome.closed_attempts:
+        if attempt.unbegun_on and attempt.state is State.NODE_FAIL:
+            key = (task.job.id, attempt.cluster, attempt.unbegun_on)
+            tasks.setdefault(key, []).append(task)
+    for (job, cluster, hosts), unbegun in tasks.items():
+        single = len(unbegun) == 1 and unbegun[0].job.array is not None
+        yield AuditRecord(
+            time=event.time,
+            kind=K.JOB_UNBEGUN,
+            owner=unbegun[0].job.user,
+            job=job,
+            task=unbegun[0].index if single else None,
+            cluster=cluster,
+            cause=f"{name_nodes(hosts)} could not begin it",
+            count=len(unbegun),
+            details={"nodes": hosts},
         )
 
 

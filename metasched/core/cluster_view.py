@@ -20,6 +20,7 @@ from metasched.policies.eligible import (
     Ineligibility,
     find_charged_account,
     find_ineligibility,
+    fits_without,
     translate_job,
 )
 
@@ -184,6 +185,10 @@ class ClusterView:
                 self.decisions.clear()
             cached = self.decisions[cache_key] = find_ineligibility(job, self.cluster, self.info)
         return cached
+
+    def fits_without(self, job: Job, hosts: Collection[str]) -> bool:
+        """Return whether the cluster can hold a job on other hosts, or does not name its hosts."""
+        return not hosts or fits_without(job, self.cluster, self.info, hosts)
 
     def charged_account(self, job: Job) -> str | None:
         """Return the manager's name of the account that a job is charged to; None: unknown."""

@@ -24,7 +24,7 @@ from metasched.model.notice import JOB_BEGAN, JOB_ENDED, JOB_REQUEUED, LIMIT_KIN
 GOOD_ENDS: Final = frozenset({State.COMPLETED, State.CANCELLED})
 MAX_PATH_LENGTH: Final = 4096  # characters
 MAX_WEBHOOK_PATH: Final = 255  # bytes; of many jobs in a request, so that it is not refused
-_REQUEUES: Final = frozenset({TaskEvent.REQUEUE, TaskEvent.RESTART})
+_REQUEUES: Final = frozenset({TaskEvent.REQUEUE, TaskEvent.RESTART, TaskEvent.UNBEGUN})
 _BY_WEIGHT: Final = (State.FAILED, State.TIMEOUT, State.REJECTED, State.CANCELLED)
 
 

@@ -66,8 +66,11 @@ class Placement:
         self._state, self._state_machine = state, state_machine
         self._leasing, self._gates, self._limits = leasing, gates, limits
         self._reservations = reservations
-        # of the current pass, by job, cluster and alternative licences: dispatch id, task indices
-        self._open_dispatches: dict[tuple[int, str, int | None], tuple[int, list[int]]] = {}
+        # of the current pass, by job, cluster, alternative licences, and hosts to avoid: dispatch
+        # id, task indices
+        self._open_dispatches: dict[
+            tuple[int, str, int | None, frozenset[str]], tuple[int, list[int]]
+        ] = {}
         # of the current pass: stand-ins of tasks that follow heads of remainders
         self._followers: deque[Task] = deque()
         self._licence_waiters: dict[TaskId, Task] = {}  # that have joined the queue in this pass
@@ -93,6 +96,9 @@ class Placement:
                 text += f": {task.refusal}"
             return Ineligibility(Reason.NO_CLUSTER_FITS, text)
         strike = self._state.strikes.find(task.job.id, view.name)
+        hosts = task.hosts_to_avoid(view.name) if task.past_attempts else ()
+        if hosts and not view.fits_without(task.job, hosts):
+            return Ineligibility(Reason.NO_CLUSTER_FITS, "its nodes could not begin the job")
         obstacle = self.check_job(task.job, view)
         if strike is not None and (obstacle is None or obstacle.reason not in PERMANENT_REASONS):
             if strike.is_last:
@@ -310,7 +316,7 @@ class Placement:
             if (change := self._defer(task, [Ineligibility(reason, "")])) is not None:
                 yield change
         self._record_reasons()
-        for (job, cluster, _), (dispatch_id, indices) in self._open_dispatches.items():
+        for (job, cluster, *_), (dispatch_id, indices) in self._open_dispatches.items():
             state.outcome.actions.append(Dispatch(job, dispatch_id, cluster, tuple(indices)))
 
     def _examine(self, task: Task) -> Iterator[StateChange]:
@@ -486,16 +492,22 @@ class Placement:
         return (
             *(job.user, job.requirements, job.directory, job.writes, *job.native.items()),
             *(task.priority, task.rejected_by, job.id if has_own_limit or has_strikes else None),
+            self._failed_hosts(task),
             *(job.user_class, job.groups),  # with user and account these name the site's limits
             task.target,  # promised a place there
         )
+
+    def _failed_hosts(self, task: Task) -> tuple[tuple[str, str], ...]:
+        """Return the hosts that could not begin a task, with their clusters."""
+        past = task.past_attempts.values()
+        return tuple((each.cluster, each.unbegun_on) for each in past if each.unbegun_on)
 
     def _cache_key(self, task: Task) -> Hashable:
         """Return a key that tasks with the same eligible clusters share; None: do not cache."""
         job = task.job
         if self._some_cluster_full or task.rejected_by or job.reservation is not None:
             return None
-        if job.id in self._state.strikes:
+        if job.id in self._state.strikes or self._failed_hosts(task):
             return None
         key = job.requirements
         if self._paths_matter:
@@ -615,7 +627,7 @@ class Placement:
             stand_in, task = task, self._gates.alternatives.owner_of(task)
             task.job = stand_in.job
         state, job, choice = self._state, task.job.id, task.job.licence_choice
-        dispatch_key = job, cluster, choice
+        dispatch_key = job, cluster, choice, task.hosts_to_avoid(cluster)
         view, open_dispatch = state.views[cluster], self._open_dispatches.get(dispatch_key)
         if (
             open_dispatch is not None

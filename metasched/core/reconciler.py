@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 
+from msgspec import structs
+
 from metasched.core.cluster_view import ClusterView
 from metasched.core.events import (
     AccountingReceived,
@@ -177,6 +179,8 @@ class Reconciler:
         its last start is proved, also by an adapter that says so.
         """
         attempt, since = task.live_attempt, max(listing.since, listing.up_since)
+        if attempt.unbegun_on and attempt.revoking:
+            return  # it was listed as ended, and its claim decides whether it had begun
         if attempt.accepted is None and attempt.native_id is None:
             if attempt.tried is None or attempt.tried > listing.until:
                 return  # not submitted yet, or the command may still arrive
@@ -287,13 +291,21 @@ class Reconciler:
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 attempt = task.live_attempt
                 attempt.revoking, attempt.revoked, attempt.has_started = False, True, False
-                if attempt.state in STARTED:  # it came back while it was being revoked
+                if (
+                    attempt.state in STARTED and not attempt.unbegun_on
+                ):  # it came back while it was being revoked
                     attempt.started = None
                     cause = "its manager lists it as started, but its payload cannot start"
                     yield self._state_machine.apply(task, TaskEvent.SILENCE, cause)
                 row = self._state.views[attempt.cluster].deferred_rows.pop(task.task_id, None)
                 if row is not None and shows_withdrawal(attempt, row):
                     yield from self._apply_row(task, row)
+                elif attempt.unbegun_on and row is not None and row.state is State.CANCELLED:
+                    # its node may be in service again
+                    row = structs.replace(row, unbegun_on=attempt.unbegun_on)
+                    yield from self._apply_row(task, row)
+                elif attempt.unbegun_on:
+                    yield self._state_machine.apply_unbegun(task)
                 else:
                     cause = "its claim is revoked: it can never start"
                     yield self._state_machine.conclude_absence(task, cause)
@@ -311,8 +323,9 @@ class Reconciler:
                 row = self._state.views[task.live_attempt.cluster].deferred_rows.pop(
                     task.task_id, None
                 )
+                task.live_attempt.unbegun_on = None
                 if row is not None:
-                    yield from self._apply_row(task, row)
+                    yield from self._apply_row(task, structs.replace(row, unbegun_on=""))
             elif (dispatch := self._state.instances.parse_tag(tag)) is not None:
                 open_task = self._state.tasks.get((dispatch[0], index))
                 if open_task is not None and dispatch[1] in open_task.past_attempts:

@@ -16,7 +16,6 @@ from metasched.core.leasing import LicenceLeasing
 from metasched.core.state import SchedulerState
 from metasched.core.tasks import (
     IF_PENDING_INTENTS,
-    NO_CLUSTERS,
     Attempt,
     Intent,
     PastAttempt,
@@ -32,8 +31,10 @@ from metasched.core.transitions import (
     event_for_listed_state,
     find_transition,
 )
+from metasched.model.host_lists import expand_hosts, name_nodes
 from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
+from metasched.policies.eligible import PERMANENT_REASONS
 
 WITHDRAWAL_RETRY_SECONDS = 60.0  # until a withdrawal without effect is requested again
 # cause of the hold of a task whose first start may have come after its backup
@@ -41,6 +42,9 @@ HELD_AFTER_BACKUP = (
     "restored from a backup, after which it may have been dispatched; release it if it was not"
 )
 ACCOUNTING_RETRY_DELAY = (5.0, 600.0)  # seconds between queries of accounting: initial, maximum
+MAX_OTHER_NODES = 2  # that a task goes to after a node that could not begin it
+_BEGIN_SECONDS = 60.0  # from a manager's start of a job to the first act of its payload, at most
+CANCELLED_AT_ONCE = "its node never began it, or somebody cancelled it at once"
 START_TOLERANCE = 5.0  # seconds that a new start differs at least; managers round times
 
 
@@ -159,8 +163,7 @@ class TaskStateMachine:
         """Queue an ended task again, to be held if `held`, and forget rejections by clusters."""
         task.ended, task.attempt, task.target, task.held = None, None, None, held
         task.choose_licences(0)
-        task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
-        task.refusal = ""
+        task.forget_failures()
         task.reason = ""
         for dispatch_id, past_attempt in task.past_attempts.items():
             if past_attempt.has_started and not past_attempt.requeued:
@@ -188,6 +191,7 @@ class TaskStateMachine:
             attempt.gres_choice,
             attempt.licence_choice,
             attempt.started,
+            attempt.unbegun_on if attempt.number > task.ignore_rejections_until else None,
         )
         view = self._state.views.get(attempt.cluster)
         maybe_submitted = attempt.tried is not None or attempt.accepted is not None
@@ -228,6 +232,11 @@ class TaskStateMachine:
                 if status.state is State.CANCELLED:  # by the request for the former attempt
                     attempt.withdrawal_requested = requested
                 self._state.record_note(task, f"taken back from {attempt.cluster}")
+        if self._is_unbegun(attempt, status) and self._claim_decides(attempt):
+            # its manager's start is but that of the node
+            attempt.unbegun_on, attempt.has_started = status.unbegun_on, False
+            yield from self._ask_claim(task, status)
+            return
         if shows_withdrawal(attempt, status) and self._claim_decides(attempt):
             yield from self._ask_claim(task, status)
             return
@@ -252,6 +261,7 @@ class TaskStateMachine:
         attempt.exit_code, attempt.signal = status.exit_code, status.signal
         attempt.manager_reason, attempt.node = status.manager_reason, status.node
         attempt.cpu_seconds, attempt.max_memory = status.cpu_seconds, status.max_memory
+        attempt.unbegun_on = self._hosts_without_begin(attempt, status) or None
         self._state.store(task)
         event = event_for_listed_state(attempt.state, status.state)
         if_pending = attempt.intent in IF_PENDING_INTENTS
@@ -267,8 +277,12 @@ class TaskStateMachine:
             event, attempt.manager_reason = TaskEvent.EXPIRE, "its reservation ended"
         if event is TaskEvent.WITHDRAW:
             yield self.apply(task, event, self._withdrawal_cause(attempt))
+        elif event is TaskEvent.KILL and attempt.unbegun_on:
+            yield self.apply_unbegun(task)
         elif event is not None:
-            yield self.apply(task, event, attempt.manager_reason)
+            is_doubtful = attempt.intent is None and _may_be_unbegun(status)
+            cause = attempt.manager_reason or (CANCELLED_AT_ONCE if is_doubtful else "")
+            yield self.apply(task, event, cause)
         elif (
             attempt.state is State.PENDING
             and status.manager_reason
@@ -348,6 +362,64 @@ class TaskStateMachine:
         attempt.accounting_queries = 0
         attempt.next_accounting_query = now + ACCOUNTING_RETRY_DELAY[0]
         self._state.views[attempt.cluster].needs_attention[task.task_id] = task
+
+    def _is_unbegun(self, attempt: Attempt, status: JobStatus) -> bool:
+        """Whether the row of an attempt that nobody withdraws shows that a node did not begin it.
+
+        A withdrawal that leaves started tasks alone counts for nobody: it came too late.
+        """
+        return (
+            status.state is State.CANCELLED
+            and bool(status.unbegun_on)
+            and attempt.intent in (None, Intent.HOLD, Intent.PULL, Intent.RECALL)
+            and not self._is_former(attempt)
+        )
+
+    def _hosts_without_begin(self, attempt: Attempt, status: JobStatus) -> str | None:
+        """Return the hosts that could not begin an attempt, by its row, after its claim if any.
+
+        Of an attempt that its manager holds since then the end of its withdrawal is the proof.
+        """
+        if status.state is State.PENDING:
+            return status.unbegun_on
+        if attempt.intent is Intent.RECLAIM and status.state is State.CANCELLED:
+            return attempt.unbegun_on if attempt.withdrawal_requested is not None else None
+        is_proved = attempt.revoked or (not attempt.fence and _may_be_unbegun(status))
+        return status.unbegun_on if is_proved and self._is_unbegun(attempt, status) else None
+
+    def apply_unbegun(self, task: Task) -> StateChange:
+        """End an attempt that its node could not begin: another node takes the task, or it fails.
+
+        The caller knows that its payload did not begin. At most two other nodes are tried.
+        """
+        attempt = task.live_attempt
+        failures = [
+            (past.unbegun_on, past.cluster)
+            for past in task.past_attempts.values()
+            if past.unbegun_on
+        ]
+        failures.append((attempt.unbegun_on or "", attempt.cluster))
+        causes = [f"{name_nodes(hosts)} of {cluster}" for hosts, cluster in failures]
+        if len(failures) <= MAX_OTHER_NODES and self._has_other_nodes(task):
+            cause = f"{causes[-1]} could not begin it; it goes to another node"
+            return self.apply(task, TaskEvent.UNBEGUN, cause)
+        cause = f"{', '.join(causes)} could not begin it, and no other node is tried"
+        return self.apply(task, TaskEvent.LOSE_NODE, cause)
+
+    def _has_other_nodes(self, task: Task) -> bool:
+        """Return whether some cluster may run a task on nodes that have not failed to begin it."""
+        attempt = task.live_attempt
+        for view in self._state.views.values():
+            obstacle = view.check_job(task.job)
+            hosts = task.hosts_to_avoid(view.name)
+            if view.name == attempt.cluster:
+                hosts |= frozenset(expand_hosts(attempt.unbegun_on or ""))
+            is_barred = view.name in task.rejected_by or (
+                obstacle is not None and obstacle.reason in PERMANENT_REASONS
+            )
+            if not is_barred and view.fits_without(task.job, hosts):
+                return True
+        return False
 
     def _may_reclaim(self, task: Task, status: JobStatus) -> bool:
         """Whether a task that its manager has restarted may be queued in metasched instead.
@@ -533,6 +605,18 @@ def shows_withdrawal(attempt: Attempt, status: JobStatus) -> bool:
     """Whether a row shows that metasched withdrew an attempt before its manager started it."""
     is_unstarted = status.state is State.CANCELLED and status.started is None
     return is_unstarted and attempt.intent in IF_PENDING_INTENTS
+
+
+def _may_be_unbegun(status: JobStatus) -> bool:
+    """Whether a row is that of a job that its node did not begin, or that was cancelled at once."""
+    return (
+        status.state is State.CANCELLED
+        and status.node != ""
+        and (status.exit_code, status.signal) == (0, None)
+        and status.started is not None
+        and status.ended is not None
+        and status.ended - status.started <= _BEGIN_SECONDS
+    )
 
 
 def _was_restarted(attempt: Attempt, status: JobStatus) -> bool:

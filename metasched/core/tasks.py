@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from metasched.core.transitions import UNSTARTED, TaskEvent
+from metasched.model.host_lists import expand_hosts
 from metasched.model.job import Job, State
 
 TaskId = tuple[int, int]  # job, index
@@ -94,6 +95,7 @@ class Attempt(msgspec.Struct):
     licence_choice: int | None = None  # `Job.licence_choices` that it has leased; None: none
     revoking: bool = False  # its claim may have been revoked
     revoked: bool = False  # its claim has been revoked
+    unbegun_on: str | None = None  # hosts that could not begin it, as its manager shows
 
     @property
     def settled(self) -> bool:
@@ -161,6 +163,8 @@ class PastAttempt(msgspec.Struct):
     gres_choice: int | None = None  # as that of `Attempt`
     licence_choice: int | None = None  # as that of `Attempt`
     started: float | None = None  # as that of `Attempt`
+    # as that of `Attempt`; None since its owner has asked for another try
+    unbegun_on: str | None = None
 
 
 class EndedTask(msgspec.Struct):
@@ -207,6 +211,22 @@ class Task(msgspec.Struct):
     def choose_licences(self, choice: int | None) -> None:
         """Choose among the alternative licences of the job, if it has any; None: as before."""
         self.job = self.job.with_licences(choice)
+
+    def hosts_to_avoid(self, cluster: str) -> frozenset[str]:
+        """Return the hosts of a cluster that could not begin the task."""
+        return frozenset(
+            host
+            for past in self.past_attempts.values()
+            if past.unbegun_on and past.cluster == cluster
+            for host in expand_hosts(past.unbegun_on)
+        )
+
+    def forget_failures(self) -> None:
+        """Forget which clusters have rejected the task, and which hosts could not begin it."""
+        self.ignore_rejections_until, self.rejected_by = self.attempts, NO_CLUSTERS
+        self.refusal = ""
+        for past in self.past_attempts.values():
+            past.unbegun_on = None
 
     @property
     def awaits_claim(self) -> bool:

@@ -30,6 +30,7 @@ class TaskEvent(StrEnum):
     EXPIRE = "expire"  # manager: ended at its time limit, or with its reservation
     KILL = "kill"  # manager: cancelled
     LOSE_NODE = "lose_node"
+    UNBEGUN = "unbegun"  # manager: its node could not begin it; another node may
     PREEMPT = "preempt"
     EXHAUST = "exhaust"  # manager: out of memory
     WITHDRAW = "withdraw"  # manager: cancelled before the start by metasched (pull, recall, hold)
@@ -105,6 +106,7 @@ TABLE: Final[dict[tuple[State, TaskEvent], Transition]] = {
     (S.UNKNOWN, E.WRITE_OFF): _GONE_UNSTARTED,
     (S.UNKNOWN, E.VOUCH): _both(S.COMPLETED),
     **{(state, event): step for state in LIVE for event, step in _LISTED.items()},
+    **{(state, E.UNBEGUN): Transition(S.QUEUED, S.NODE_FAIL) for state in LIVE},
     **{(state, E.REQUEUE): Transition(S.QUEUED, None) for state in FINAL},
     **{(state, E.RESTART): _both(S.PENDING) for state in LIVE},
 }

@@ -14,7 +14,7 @@ from metasched.core.remainders import Remainders
 from metasched.core.stale_attempts import StaleAttempts
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import NO_CLUSTERS, Intent, StateChange, Task
+from metasched.core.tasks import Intent, StateChange, Task
 from metasched.core.transitions import STARTED, UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
 from metasched.model.job import Reason, State
@@ -193,8 +193,7 @@ class UserRequests:
                 self._limits.replace_job(task, previous)
             task.queue_key = self._state.queue_key(job, priority)
             task.classified_priority = priority
-            task.ignore_rejections_until, task.rejected_by = task.attempts, NO_CLUSTERS
-            task.refusal = ""
+            task.forget_failures()
             if waits_in is not None:
                 self._state.count_unstarted(task, waits_in, +1)
             self._state.record_note(task, cause)

@@ -25,6 +25,7 @@ from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.host import SchedulerHost
 from metasched.model.job import Payload
 from metasched.model.listing import TaskClaim
+from metasched.model.manager_options import ManagerOptions
 from metasched.model.reservation import manager_name
 from metasched.policies.eligible import choose_gres, translate_job
 
@@ -176,6 +177,9 @@ class PendingActions:
         if job.requeue is None and not attempts[0].fence:
             # without a claim its user must ask for restarts: the manager's default does not count
             job = structs.replace(job, requeue=False)
+        if hosts := tasks[0].hosts_to_avoid(name):
+            requested = job.manager_options or ManagerOptions()
+            job = structs.replace(job, manager_options=requested.without_hosts(hosts))
         return Submission(
             tag=core.instances.tag_of(dispatch.job, dispatch.dispatch_id),
             job=job,

@@ -68,6 +68,7 @@ class AuditKind(StrEnum):
     JOB_DECLARED_RAN = "job_declared_ran"
     JOB_UNKNOWN = "job_unknown"
     JOB_KNOWN = "job_known"
+    JOB_UNBEGUN = "job_unbegun"
     TOKEN_CREATED = "token_created"
     TOKEN_REVOKED = "token_revoked"
     SESSION_ACTED = "session_acted"
@@ -166,6 +167,7 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     K.JOB_DECLARED_RAN: KindInfo("info", "owner", "An operator declared unknown tasks ended."),
     K.JOB_UNKNOWN: KindInfo("warning", "owner", "Tasks became unknown."),
     K.JOB_KNOWN: KindInfo("info", "owner", "Unknown tasks have a state again, or ended."),
+    K.JOB_UNBEGUN: KindInfo("warning", "owner", "A node could not begin tasks."),
     K.TOKEN_CREATED: KindInfo("info", "owner", "A user created a token."),
     K.TOKEN_REVOKED: KindInfo("info", "owner", "The actor revoked a token."),
     K.SESSION_ACTED: KindInfo("info", "owner", "A user asked for an act by a page of the web."),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_HOSTS = 100_000  # in a list
 MAX_NAME = 255  # characters in the name of a host, as in DNS
 EMPTY_LISTS = frozenset({"", "(null)", "None", "N/A", "Unknown", "NONE"})
+UNKNOWN_HOSTS = "Unknown"  # a list without hosts, in place of hosts that cannot be named
 _TOKEN = re.compile(r"([^\[\],\s]+)|\[([\d,-]+)\]|[,\s]+", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
@@ -170,6 +171,12 @@ def shorten_hosts(host_list: str, length: int) -> str:
     if beginning.count("[") > beginning.count("]"):
         beginning += "]"
     return f"{beginning},..." if beginning else "..."
+
+
+def name_nodes(host_list: str) -> str:
+    """Return words for the hosts in a list: `node n1`, `nodes n[1-2]`; `a node` without any."""
+    number = count_nodes(host_list)
+    return f"node{'s' * (number > 1)} {host_list}" if number else "a node"
 
 
 def _ranges(numbers: list[int], width: int) -> Iterator[str]:

@@ -36,6 +36,9 @@ class JobStatus(msgspec.Struct):
     restart_stays: bool = False
     # never accepted, though it has a record: if nobody has confirmed it, this is the refusal
     refused: bool = False
+    # hosts, as in n[1-3], that its manager took out of service when it was to begin there; evidence
+    # that the payload did not begin, and by whose fault
+    unbegun_on: str = ""
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
     expected: float | None = None  # epoch seconds; start that the manager expects
 

@@ -6,9 +6,11 @@ it: no option is lost in silence.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
-from metasched.model.host_lists import count_hosts
+from metasched.model.host_lists import compress_hosts, count_hosts, expand_hosts
 
 SIGNAL = "--signal"
 SIGNAL_AT_DEFAULT = "--signal without --time"  # before the end by the cluster's own limit
@@ -61,6 +63,13 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"nice is {self.nice}; it must be -{MAX_NICE}..{MAX_NICE}")
         for host_list in (self.nodelist, self.exclude):
             count_hosts(host_list, MAX_NAMED_HOSTS)
+
+    def without_hosts(self, hosts: Collection[str]) -> ManagerOptions:
+        """Return these options, with further hosts that the job must not get, if they have room."""
+        names = {*expand_hosts(self.exclude), *hosts}
+        if len(names) > MAX_NAMED_HOSTS:
+            return self
+        return msgspec.structs.replace(self, exclude=compress_hosts(names))
 
     def needed(self, has_limit: bool) -> tuple[str, ...]:
         """Return the options that a cluster must support; `has_limit`: the job has a time limit."""

@@ -7,8 +7,10 @@ the core cannot use, or a database cannot store, sets this row aside and no othe
 from __future__ import annotations
 
 from metasched.model.arrays import MAX_INDEX
+from metasched.model.host_lists import UNKNOWN_HOSTS, count_hosts
 from metasched.model.job import State
 from metasched.model.listing import JobStatus, QuarantinedRow
+from metasched.model.manager_options import MAX_NAMED_HOSTS
 
 MAX_TIME = 2.0**37  # epoch seconds (year 6325); dates of later years cannot be printed
 MAX_TEXT_LENGTH = 1000  # characters of a reason, node list or defect
@@ -61,6 +63,7 @@ def row_defect(row: JobStatus) -> str:
 def clean_row(row: JobStatus) -> JobStatus:
     """Make the parts of a row storable that decide nothing; changes and returns the row."""
     row.manager_reason, row.node = clean_text(row.manager_reason), clean_text(row.node)
+    row.unbegun_on = row.unbegun_on and _clean_hosts(row.unbegun_on)
     if not is_time(row.expected):
         row.expected = None
     if row.cpu_seconds is not None and not 0 <= row.cpu_seconds <= _MAX_AMOUNT:
@@ -68,6 +71,15 @@ def clean_row(row: JobStatus) -> JobStatus:
     if row.max_memory is not None and not 0 <= row.max_memory <= _MAX_AMOUNT:
         row.max_memory = None
     return row
+
+
+def _clean_hosts(host_list: str) -> str:
+    """Return a list of hosts that can be stored, or one without hosts in its place."""
+    try:
+        count_hosts(host_list, MAX_NAMED_HOSTS)
+    except ValueError:
+        return UNKNOWN_HOSTS
+    return host_list if clean_text(host_list) == host_list else UNKNOWN_HOSTS
 
 
 def quarantined(row: JobStatus, defect: str) -> QuarantinedRow:

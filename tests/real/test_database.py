@@ -396,10 +396,7 @@ def test_files_of_other_programs(path: Path, content: bytes | None, message: str
         ("DELETE FROM alembic_version", "has 0 schema revisions: a migration"),
         ("INSERT INTO alembic_version VALUES ('0043')", "has 2 schema revisions: a migration"),
         ("DROP TABLE lease", f"has schema {REVISION} without lease: a migration"),
-        (
-            "ALTER TABLE lease DROP COLUMN since",
-            rf"has schema {REVISION} without lease\.since: a migr",
-        ),
+        ("ALTER TABLE lease DROP COLUMN since", rf"has schema {REVISION} without lease\.since: a"),
         ("DROP TABLE alembic_version", "holds tables of another program"),
     ],
 )

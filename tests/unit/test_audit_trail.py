@@ -247,6 +247,11 @@ def accept_again(trail: Trail) -> Trail:
     return trail.step(DispatchAccepted(NOW + 201, probed.job.id, dispatch_id, {0: "7"}))
 
 
+def unbegun(trail: Trail) -> JobStatus:
+    row = trail.row(1, State.CANCELLED)
+    return structs.replace(row, ended=NOW + 1, exit_code=0, node="n[1-3]", unbegun_on="n[1-2]")
+
+
 # Each kind that an event causes: how it is provoked, and fields of its last record.
 SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
     K.CLUSTER_DRAINED: (
@@ -364,6 +369,10 @@ SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
     K.JOB_UNKNOWN: (
         unknown_job,
         {"owner": "ada", "job": 1, "cluster": "alpha", "details": {"state": "running"}},
+    ),
+    K.JOB_UNBEGUN: (
+        lambda t: t.running(1).listed(unbegun(t)),
+        {"owner": "ada", "job": 1, "cluster": "alpha", "details": {"nodes": "n[1-2]"}},
     ),
     K.JOB_KNOWN: (
         lambda t: unknown_job(t).listed(t.row(1, State.COMPLETED), full=True),

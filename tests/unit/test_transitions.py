@@ -43,10 +43,11 @@ def test_a_live_task_shares_the_state_of_its_attempt() -> None:
 
 
 def test_only_unstarted_tasks_return_to_the_queue() -> None:
+    """With REQUEUE tasks may have begun. With UNBEGUN a manager has but started their nodes."""
     returned = {
         state
         for (state, event), step in TABLE.items()
-        if step.task is State.QUEUED and event is not TaskEvent.REQUEUE
+        if step.task is State.QUEUED and event not in (TaskEvent.REQUEUE, TaskEvent.UNBEGUN)
     }
     assert returned == {State.HELD, State.DISPATCHING, State.PENDING, State.UNKNOWN}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -21,6 +22,7 @@ from metasched.db.instances import read_first_dispatches
 from metasched.db.schema import attempt
 from metasched.db.store import Database
 from metasched.errors import UserError
+from metasched.model.host_lists import name_nodes
 from metasched.model.job import State
 from metasched.model.notice import MAIL
 from metasched.model.tags import Instances
@@ -30,6 +32,7 @@ MAX_WORKER_DEATHS = 3  # in a row, from which a cluster is reported
 MAX_DESCRIPTOR_USE = 0.95  # of the daemon's descriptors, from which it is reported
 MAX_LISTED_JOBS = 5  # unknown jobs that are listed singly
 MAX_DELAYED = 3  # accounts whose listings waited longest
+UNBEGUN_SPAN = 3600.0  # seconds in which nodes that could not begin jobs are reported
 MAX_LISTING_AGE = 600.0  # seconds; an idle daemon lists each cluster once a minute
 
 
@@ -75,6 +78,7 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         yield from check_evidence(cluster, settings)
         yield from check_listing_age(cluster)
         yield from check_use(cluster, settings)
+    yield from _check_nodes(client)
     for server in servers:
         yield _check_licence_server(server)
     for licence in licences:
@@ -101,6 +105,23 @@ def _check_ids(health: HealthRow, clusters: list[ClusterRow]) -> Finding:
         return passed("drop-in commands", f"ids from {first_id} are those of no cluster")
     kind = "drop-in-off" if first_id == 1 else "drop-in-ids"
     return found(kind, "drop-in commands", f"cannot be used: {problem}", fix)
+
+
+def _check_nodes(client: Client) -> Iterator[Finding]:
+    """Warn of nodes that could not begin jobs in the last hour."""
+    since = time.time() - UNBEGUN_SPAN
+    try:
+        rows, _ = client.events(kind="job_unbegun", since=since, newest=True)
+    except UserError as error:
+        yield from_error("daemon-unreachable", "nodes", str(error))
+        return
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        counts[row["cluster"] or "", str(row["details"]["nodes"])] += row["count"]
+    for (cluster, hosts), count in sorted(counts.items()):
+        jobs = "1 job" if count == 1 else f"{count} jobs"
+        text = f"{name_nodes(hosts)} of cluster {cluster} could not begin {jobs} in the last hour"
+        yield found("node-begins-no-jobs", f"nodes of {cluster}", text)
 
 
 def _check_heuristics(client: Client) -> Iterator[Finding]:

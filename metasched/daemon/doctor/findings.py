@@ -406,6 +406,13 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "see the daemon's log",
     ),
     (
+        "node-begins-no-jobs",
+        "daemon",
+        "warning",
+        "Jobs went to other nodes, or failed, since a node could not begin them.",
+        "look at the log of its slurmd; metasched events --kind job_unbegun lists the jobs",
+    ),
+    (
         "drop-in-ids",
         "daemon",
         "error",
