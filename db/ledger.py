@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -60,7 +61,15 @@ from metasched.db import (
 )
 from metasched.db.bulk_rows import insert_rows
 from metasched.db.cluster_info import changed_fields
-from metasched.db.instances import Identity, read_identity, store_name
+from metasched.db.instances import (
+    FirstIds,
+    Identity,
+    mark_as_backup,
+    read_first_ids,
+    read_identity,
+    read_key,
+    store_name,
+)
 from metasched.db.job_pages import TaskSelector
 from metasched.db.job_rows import (
     UPDATE_ATTEMPT,
@@ -71,6 +80,7 @@ from metasched.db.job_rows import (
     new_task_row,
     task_row,
 )
+from metasched.db.marks import LastStored, Mark, present_mark
 from metasched.db.outbox import Mail, NotificationRules, Outbox, PendingNotices
 from metasched.db.period_use import PeriodPass
 from metasched.db.pruning import PruningPass, exclude_writers, lock_epoch
@@ -158,10 +168,28 @@ class Ledger(Writer):
     """The writer of the database. Any method raises StorageFailed if nothing was stored."""
 
     def __init__(
-        self, engine: Engine, writer_lock: WriterLock | None = None, first_id: int = 1
+        self,
+        engine: Engine,
+        writer_lock: WriterLock | None = None,
+        first_id: int = 1,
+        mark_path: Callable[[str], Path] | None = None,
     ) -> None:
-        """`first_id` is the lowest id of a new job."""
+        """`first_id` is the lowest id of a new job.
+
+        `mark_path` returns the file of the mark, given the first name of the database; None: it
+        has no mark.
+        """
         super().__init__(engine, writer_lock)
+        self._last_stored = LastStored(mark_path)
+        self._names: tuple[str, ...] = ()  # of the database, oldest first
+        self._first_ids = FirstIds()  # stored with the name of a restored database
+        self._next_dispatch = 0  # above all dispatch ids
+        self._server = ""  # identifier and timeline of the database's server
+        # (id, time) of the last event: of the open transaction, and of those that are stored
+        self._group_event: tuple[int, float] | None = None
+        self._stored_event = (0, 0.0)
+        # how it was noticed that the database went back, and ids above those issued since
+        self._went_back, self._lost_ids = "", FirstIds()
         self._first_id = first_id
         self._next_event = self._next_job = self._next_reservation = 0
         self._stored_infos: dict[str, ClusterInfo] = {}  # base of the next difference, by cluster
@@ -195,10 +223,12 @@ class Ledger(Writer):
     def check_active(self) -> None:
         """Check that the database answers and that this daemon is still active."""
         asked = boot_time()
+        self._writer_lock.require_place()
         with self._transaction():
             if not self._writer_lock.held or self._stored_epoch() != self._daemon_epoch:
                 raise StorageFailed("another daemon may be active on it")
         self._writer_lock.confirm(asked)
+        self._last_stored.write_soon()
 
     def _next_free_id(self) -> int:
         """Return the id after those of the newest job and its tasks."""
@@ -214,7 +244,26 @@ class Ledger(Writer):
     def identity(self, now: float) -> Identity:
         """Return the random names of this database, used in tags; the first call creates a name."""
         with self._transaction() as connection:
-            return read_identity(connection, now)
+            present = present_mark(connection, self._next_job, self._next_reservation, self._server)
+            went_back, first = self._last_stored.compare(connection, present)
+            first = first.above(self._lost_ids)
+            first_dispatch = max(first.dispatch, present.next_dispatch)
+            went_back = went_back or self._went_back
+            identity = read_identity(connection, now, went_back, first_dispatch)
+        self._next_job, self._next_reservation = first.job, first.reservation
+        self._first_ids = first._replace(dispatch=identity.first_dispatches[identity.instance])
+        self._next_dispatch = max(present.next_dispatch, self._first_ids.dispatch)
+        self._names = tuple(identity.first_dispatches)
+        self._stored_event = (present.event, present.time)
+        self._last_stored.begin(self._names)
+        return identity
+
+    def note_loss(self, cause: str, lost: FirstIds) -> None:
+        """Let the next start take the database for one that went back.
+
+        `lost`: ids above those that were issued after the state of the database.
+        """
+        self._went_back, self._lost_ids = cause, lost.above(self._lost_ids)
 
     def replace_task_numbers(
         self, selectors: list[TaskSelector], visible_to: str | None
@@ -294,6 +343,7 @@ class Ledger(Writer):
                 connection,
                 [record for step in steps for record in self._audit_records(*step)],
             )
+        self._group_event = self._next_event - 1, steps[-1][0].time
 
     def _read_notices(
         self, connection: Connection, steps: Sequence[tuple[CoreEvent, Outcome]]
@@ -410,15 +460,36 @@ class Ledger(Writer):
     def _forget_failed(self) -> None:
         self._new_records, self._has_logged_records = [], False
         self._has_new_notices = False
+        self._group_event = None
 
     def _note_commit(self) -> None:
         records, has_logged = self._new_records, self._has_logged_records
         has_notices = self._has_new_notices
+        if self._group_event is not None:
+            self._stored_event = self._group_event
+            self._last_stored.note(self._mark())
         self._forget_failed()
         if has_notices:
             self.on_notices()
         if records or has_logged:
             self.on_audit(records)
+
+    def _mark(self) -> Mark:
+        """Return the mark of what is stored."""
+        event_id, event_time = self._stored_event
+        return Mark(
+            names=self._names,
+            event=event_id,
+            time=event_time,
+            next_job=self._next_job,
+            next_reservation=self._next_reservation,
+            next_dispatch=self._next_dispatch,
+            server=self._server,
+        )
+
+    def write_mark(self) -> None:
+        """Write the mark of what is stored, before this daemon ends."""
+        self._last_stored.close()
 
     def find_submission(self, key: SubmissionKey, after: float) -> tuple[str, Any] | None:
         """Return digest of the body and answer of the submission with a key, or None.
@@ -458,7 +529,13 @@ class Ledger(Writer):
                 )
                 self._pending_checkpoint = None
             if isinstance(core_event, DaemonStarted) and core_event.restored:
-                store_name(self._connection, core_event.instance, core_event.time)
+                store_name(
+                    self._connection,
+                    core_event.instance,
+                    core_event.time,
+                    self._first_ids,
+                    core_event.went_back,
+                )
             if isinstance(core_event, JobModified):
                 self._modify(core_event, outcome)
             if isinstance(core_event, ClusterDrained | ClusterResumed):
@@ -525,6 +602,8 @@ class Ledger(Writer):
             execute(UPDATE_ATTEMPT, updates)
         if new_rows := [row for key, row in attempts.items() if key in new_attempts]:
             execute(_INSERT_ATTEMPT, new_rows)
+            highest = max(row["dispatch_id"] for row in new_rows)
+            self._next_dispatch = max(self._next_dispatch, highest + 1)
         if updates := [
             bind_values(
                 {
@@ -848,14 +927,22 @@ class Ledger(Writer):
         with self._transaction() as connection:
             execute = connection.execute
             self._daemon_epoch = lock_epoch(connection) + 1
-            if self._writer_lock.may_act(execute(select(epoch.c.holder)).scalar_one()):
+            former = execute(select(epoch.c.holder)).scalar_one()
+            if self._writer_lock.may_act(former):
                 self.taken_over = time.time()
+            if original := self._writer_lock.find_original(former):
+                self._went_back = f"it is a copy of {original}, which is still there"
+                mark_as_backup(connection)
+            self._server = self._writer_lock.server()
+            core.tag_key = read_key(connection)
             holder = self._writer_lock.process
             execute(update(epoch).values(number=self._daemon_epoch, holder=holder))
             self._next_event = self._highest(event.c.id) + 1
             self._next_job = max(self._next_free_id(), self._first_id)
             highest = max(reservations.highest_id(connection), calendar.highest_id(connection))
-            self._next_reservation = highest + 1
+            first_ids = read_first_ids(connection)
+            self._next_job = max(self._next_job, first_ids.job)
+            self._next_reservation = max(highest + 1, first_ids.reservation)
             self._last_audit = audit.last_id(connection)
             conditions = audit.read_conditions(connection)
             recovered = recovery.recover(connection, window)

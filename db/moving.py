@@ -16,10 +16,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, text
+from sqlalchemy import Connection, Table, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from metasched.db.schema import REVISION, event, instance, job, metadata
+from metasched.db.schema import REVISION, epoch, event, instance, job, metadata
 from metasched.db.store import MOVED, Database, StoreError
 
 PORTION = 1_000  # rows that are written at once
@@ -76,6 +76,7 @@ def _copy(reading: Connection, writing: Connection, advance: Callable[[int], Non
             raise StoreError(f"table {table.name}: not all rows were copied; report this defect")
         copied += number
         _continue_ids(writing, table)
+    writing.execute(update(epoch).values(holder=""))  # the target is no copy beside the source
     return copied
 
 

@@ -369,6 +369,10 @@ class Postgresql(Database):
         finally:
             engine.dispose()
 
+    def mark_path(self, folder: Path, name: str) -> Path:
+        # by its name the mark is found after a move to another server, too
+        return folder / f"ledger-{name}.mark"
+
     def find_damage(self, connection: Connection) -> list[str]:
         """Read every row; with checksums (`initdb --data-checksums`) this checks every page too."""
         problems = []

@@ -72,6 +72,20 @@ instance = Table(
     Column("name", SafeText, primary_key=True),
     Column("created", Float, nullable=False),
     Column("first_dispatch", Int64, nullable=False),  # with this name in its tag
+    # Lower ids of jobs, and of reservations, may have been issued before the database was restored.
+    # Backups of earlier releases name no value.
+    Column("first_job", Int64, nullable=False, server_default="0"),
+    Column("first_reservation", Int64, nullable=False, server_default="0"),
+    # how it was noticed that the database had gone back; "": it had not, or it was adopted since
+    Column("went_back", SafeText, nullable=False, server_default=""),
+)
+
+# The secret of the digests in tags, in a single row. No command and no log shows it.
+tag_key = Table(
+    "tag_key",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("first_dispatch", Int64, nullable=False),  # tags of lower dispatch ids have no digest
 )
 
 # Number of daemon starts, in a single row. Transactions of older daemons are rejected.

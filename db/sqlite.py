@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
 
 from metasched.db.instances import MARK_BACKUP
-from metasched.db.store import Database, DatabaseInUse, StoreError, WriterLock, create_private_file
+from metasched.db.marks import Mark, MarkFile
+from metasched.db.store import (
+    Database,
+    DatabaseInUse,
+    StorageFailed,
+    StoreError,
+    WriterLock,
+    create_private_file,
+)
 
 # SQLite's locks and shared memory do not work on these: the database would be corrupted silently
 NETWORK_FILESYSTEMS = frozenset(
@@ -38,6 +48,82 @@ NETWORK_FILESYSTEMS = frozenset(
         "9p",
     ]
 )
+
+
+_PLACE = re.compile(r"file (\d+):(\d+) (.+)", re.DOTALL)
+
+
+class FileLock(WriterLock):
+    """The writing connection to a file, which may be moved or replaced below it."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        super().__init__(engine)
+        self._path, self._place = path, _place_of(path)
+        self.process = f"file {self._place[0]}:{self._place[1]} {path}"
+
+    def find_original(self, process: str) -> str:
+        match = _PLACE.fullmatch(process)
+        if match is None or process == self.process:
+            return ""
+        place, path = (int(match[1]), int(match[2])), Path(match[3])
+        with suppress(OSError):
+            if place != self._place and _place_of(path) == place:
+                return str(path)
+        return ""
+
+    def require_place(self) -> None:
+        if problem := self._find_displacement():
+            raise StorageFailed(problem)
+
+    def acquire(self) -> None:
+        if not (problem := self._find_displacement()):
+            return
+        with suppress(DBAPIError):  # the open file alone has the last state then
+            self.connection.rollback()
+            self.connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.connection.rollback()
+        raise StoreError(problem)
+
+    def _find_displacement(self) -> str:
+        """Return what happened to the file, and how to save its last state; "": nothing."""
+        try:
+            if _place_of(self._path) == self._place:
+                return ""
+            replaced = True
+        except (FileNotFoundError, NotADirectoryError):
+            replaced = False
+        except OSError as error:
+            return f"{self._path}: {error.strerror}"
+        copy, place = self._open_file()
+        if place.endswith(" (deleted)"):
+            happened, source = "removed", copy
+        else:
+            happened, source = f"moved to {place}", place
+        if replaced:
+            return (
+                f"{self._path} was replaced below the daemon: its last state is in {copy} alone; "
+                f"cp {copy} {self._path}.last, stop the daemon, then put the right one in its place"
+            )
+        return (
+            f"{self._path} was {happened} below the daemon: no other daemon would find what it "
+            f"writes; {'mv' if source == place else 'cp'} {source} {self._path}, then restart it"
+        )
+
+    def _open_file(self) -> tuple[str, str]:
+        """Return the path of the open file in /proc, and its place as the kernel knows it."""
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                status = os.fstat(int(descriptor))
+                if (status.st_dev, status.st_ino) == self._place:
+                    place = os.readlink(f"/proc/self/fd/{descriptor}")
+                    return f"/proc/{os.getpid()}/fd/{descriptor}", place
+        return "a file that is not open any more", " (deleted)"
+
+
+def _place_of(path: Path) -> tuple[int, int]:
+    """Return device and inode of a file. OSError."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 class Sqlite(Database):
@@ -72,9 +158,10 @@ class Sqlite(Database):
                 ) from None
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
+            self._require_no_mark()
             engine = self.open()
             try:
-                writer_lock = WriterLock(engine)
+                writer_lock = FileLock(engine, path)
                 yield writer_lock
                 writer_lock.connection.close()
             finally:
@@ -97,7 +184,9 @@ class Sqlite(Database):
             )
 
     def new_engine(self) -> Engine:
-        url = URL.create("sqlite", database=str(self.path))  # a text would have to quote ? and %
+        # no connection creates a file: it may be missing since it was moved below a daemon
+        name, options = self.path.absolute().as_uri(), {"mode": "rw", "uri": "true"}
+        url = URL.create("sqlite", database=name, query=options)
         engine = create_engine(url, connect_args={"check_same_thread": False})
 
         @event.listens_for(engine, "connect")
@@ -113,9 +202,29 @@ class Sqlite(Database):
 
     def require_existing(self) -> None:
         if not self.path.is_file():
+            self._require_no_mark()
             raise StoreError(f"no database {self}; start the daemon once, or name another")
 
+    def _require_no_mark(self) -> None:
+        """Raise StoreError if there is no database, but the mark of one: it was not to be lost."""
+        if (lost := self.lost_mark()) is not None:
+            raise StoreError(
+                f"no database {self}, though {lost.path} says that there was one: it was moved or "
+                "removed; put it back, or a backup, or begin a new one by `metasched db adopt`"
+            )
+
+    def lost_mark(self) -> MarkFile | None:
+        with suppress(OSError):
+            if self.path.stat().st_size:
+                return None
+        mark = MarkFile(mark_path(self.path.resolve()))
+        return mark if isinstance(mark.read(), Mark) else None
+
+    def mark_path(self, folder: Path, name: str) -> Path:
+        return mark_path(self.path.resolve())
+
     def require_creatable(self) -> None:
+        self._require_no_mark()
         folder = nearest_existing(self.path.parent)
         self._require_local(folder)
         if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
@@ -171,6 +280,11 @@ class Sqlite(Database):
     def begin_upgrade(self, connection: Connection) -> None:
         # sqlite3 begins no transaction before DDL: a crash would leave a partial schema
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def mark_path(path: Path) -> Path:
+    """Return the file of the mark of a database file."""
+    return path.with_name(f"{path.name}.mark")
 
 
 def nearest_existing(path: Path) -> Path:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # slow to import; needed for migrations only
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
+    from metasched.db.marks import MarkFile
+
 
 MOVED = "moved-"  # in place of the schema's revision: the ledger is in another database now
 _BEFORE_1_0 = re.compile(r"00\d\d")  # revisions before the first release
@@ -74,6 +76,17 @@ class WriterLock:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.connection = engine.connect()
+
+    def find_original(self, process: str) -> str:
+        """Return the database of a former daemon, if this is a copy beside it; else ""."""
+        return ""
+
+    def server(self) -> str:
+        """Return the identifier of the database's server, and its timeline; "": it has none."""
+        return ""
+
+    def require_place(self) -> None:
+        """Raise StorageFailed if the next daemon would not find what this daemon writes."""
 
     def confirm(self, asked: float) -> None:
         """Note that this daemon was active at `asked`, in seconds of `boot_time`."""
@@ -134,6 +147,17 @@ class Database(ABC):
         """Yield a connection that reads a consistent state, while a daemon keeps writing.
 
         The schema must be the newest. Raises StoreError if the database cannot be read.
+        """
+
+    def lost_mark(self) -> MarkFile | None:
+        """Return the mark of a database that is not there any more, else None."""
+        return None
+
+    @abstractmethod
+    def mark_path(self, folder: Path, name: str) -> Path:
+        """Return the file of the database's mark; see `marks`.
+
+        `folder` is the daemon's, and `name` the first name of the database.
         """
 
     @abstractmethod

@@ -187,7 +187,11 @@ class Writer(Queries):
             yield connection
 
     def _require_epoch(self, connection: Connection) -> None:
-        """Exclude other writers until the transaction ends. StorageFailed in an older daemon."""
+        """Exclude other writers until the transaction ends.
+
+        StorageFailed in an older daemon, or if the database is not in its place any more.
+        """
+        self._writer_lock.require_place()
         if not self._writer_lock.held or lock_epoch(connection) != self._daemon_epoch:
             raise StorageFailed("another daemon may be active on it")
 

@@ -160,10 +160,11 @@ def _open_ledger(settings: Settings, standby: bool, lock_stack: contextlib.ExitS
     DatabaseUnreachable if the database server does not answer. StoreError or ConfigError if the
     database cannot be used.
     """
-    writer_lock = lock_stack.enter_context(
-        database_at(settings.database_url).acquire_writer(standby)
-    )
-    ledger = Ledger(writer_lock.engine, writer_lock, settings.first_id)
+    database = database_at(settings.database_url)
+    writer_lock = lock_stack.enter_context(database.acquire_writer(standby))
+    mark_path = partial(database.mark_path, settings.state_folder)
+    ledger = Ledger(writer_lock.engine, writer_lock, settings.first_id, mark_path)
+    lock_stack.callback(ledger.write_mark)
     check_reservation_units(settings, ledger)
     return ledger
 

@@ -1,4 +1,4 @@
-"""The commands about the database: db upgrade, downgrade, check, backup, move, prune."""
+"""The commands about the database: db upgrade, downgrade, check, backup, move, adopt, prune."""
 
 import json as json_format
 import sys
@@ -160,6 +160,7 @@ def move(
     from metasched.cli.progress import progress_bar
     from metasched.config.database_url import parse_database_url
     from metasched.config.reading import find_config, load_settings
+    from metasched.db.adoption import write_mark
     from metasched.db.backends import database_at
     from metasched.db.moving import move as moved
 
@@ -168,11 +169,51 @@ def move(
     source = database_at(settings.database_url)
     target = database_at(parse_database_url(url, base=None))
     rows = moved(source, target, lambda total: progress_bar("rows", total))
+    engine = target.open_existing()
+    with engine.begin() as connection:
+        write_mark(connection, target, settings.state_folder)
+    engine.dispose()
     _print_result({"from": str(source), "to": str(target), "rows": rows}, json)
     if not json:
         config_path = settings.config_path or personal_config()
         print(f'Now write into [daemon] of {config_path}: database = "{url}"')
         print(f'and folder = "{settings.state_folder}", then start the daemon.')
+
+
+@db.command()
+def adopt(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    config: NearestConfigOption = None,
+) -> int:
+    """Declare the database to be right: its mark is made anew, and doctor's finding ends.
+
+    Stop the daemon before. The mark beside the database holds what was stored last. A database
+    behind its mark went back: the next start takes a new name and holds the tasks in doubt. Adopt
+    it if these are settled, or to begin a new database in the place of one that is lost.
+
+    \b
+    Examples:
+      metasched db adopt
+      metasched db adopt --yes --json
+    """
+    from metasched.config.reading import find_config, load_settings
+    from metasched.db.adoption import adopt as adopted
+    from metasched.db.backends import database_at
+
+    def confirm(question: str) -> bool:
+        if not yes and (json or not (sys.stdin.isatty() and sys.stdout.isatty())):
+            raise UserError("db adopt asks whether it is right: nobody can answer; add --yes")
+        return yes or typer.confirm(question)
+
+    settings = load_settings(find_config(config))
+    database = database_at(settings.database_url)
+    mark = adopted(database, settings.state_folder, confirm)
+    if mark is None:
+        print("nothing was changed")
+        return 1
+    _print_result({"database": str(database), "events": mark.event}, json)
+    return 0
 
 
 @db.command()

@@ -133,6 +133,14 @@ class AuditTrail:
     # Events
 
     def _daemon_started(self, event: DaemonStarted) -> Iterator[AuditRecord]:
+        if event.went_back:
+            yield AuditRecord(
+                time=event.time,
+                kind=K.DATABASE_WENT_BACK,
+                owner=OPERATORS_ONLY,
+                cause=event.went_back,
+                details={"instance": event.instance},
+            )
         digest = event.policy_digest or _digest(event.policy)
         before = self.condition("policy")
         version, version_before = str(event.policy_version or ""), self.condition("policy version")

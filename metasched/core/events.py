@@ -46,7 +46,8 @@ class DaemonStarted(msgspec.Struct, frozen=True):
     pools: tuple[LicencePool, ...] | None = None  # None: managers handle licences (simulations)
     # first dispatch id of each instance, oldest first; empty: `instance` has had all
     first_dispatches: Mapping[str, int] = msgspec.field(default_factory=dict)
-    restored: bool = False  # the first start on a restored backup
+    restored: bool = False  # the first start on a restored backup, or after the database went back
+    went_back: str = ""  # how it was noticed that the database went back; for the record
     limits: LimitSettings = LimitSettings()
     fair_share: FairShareSettings | None = None  # None: users take turns
     policy_file: str = ""  # path of the policy file; "": the defaults

@@ -122,9 +122,11 @@ class Reconciler:
             if (task := dispatches.get(dispatch, _NO_TASKS).get(index)) is not None
             and task.live_attempt.cluster == event.cluster
         }
-        vanished, not_withdrawn = set(), set(event.not_withdrawn)
+        parse_tag = self._state.instances.parse_tag
+        vanished = set()
+        not_withdrawn = {(parse_tag(tag), index) for tag, index in event.not_withdrawn}
         for tag, index in event.vanished:
-            if (dispatch := self._state.instances.parse_tag(tag)) is not None:
+            if (dispatch := parse_tag(tag)) is not None:
                 view.stale_attempts.pop((dispatch[0], index, dispatch[1]), None)
             if (task := self._state.task_by_tag(tag, index)) is not None:
                 vanished.add(task.task_id)
@@ -134,7 +136,7 @@ class Reconciler:
             if task_id in view.live_tasks:
                 candidates[task_id] = view.live_tasks[task_id]
         in_flight = set(event.in_flight)
-        unreadable_tags = {tag for tag, index in event.quarantined if index < 0}
+        unreadable = {tag and parse_tag(tag) for tag, index in event.quarantined if index < 0}
         for task_id, task in candidates.items():
             attempt = task.live_attempt
             if attempt.settled:
@@ -144,16 +146,16 @@ class Reconciler:
             gone = event.full or task_id in vanished
             if gone and attempt.in_last_listing and not attempt.missing:
                 attempt.last_listed = event.previous_taken
-            if (task.job.id, attempt.dispatch_id) in in_flight:
+            dispatch = task.job.id, attempt.dispatch_id
+            if dispatch in in_flight:
                 attempt.in_last_listing = False
                 view.needs_attention[task_id] = task
                 continue
-            if not unreadable_tags.isdisjoint(("", self._state.live_tag(task))):
+            if not unreadable.isdisjoint(("", dispatch)):
                 yield from self._defer(task, view)
                 continue
             if gone or attempt.missing or not attempt.in_last_listing:
-                tag = self._state.live_tag(task) if not_withdrawn else ""
-                if (tag, task.index) in not_withdrawn:
+                if (dispatch, task.index) in not_withdrawn:
                     task.note_ended_first()
                 yield from self._resolve_missing(task, event)
             self._state_machine.request_withdrawal(task)

@@ -89,7 +89,9 @@ class Recovery:
         """Take over the configuration of the daemon."""
         policy, pools = event.policy, event.pools
         self._state.policy = policy
-        self._state.instances = Instances(event.first_dispatches or {event.instance: 0})
+        self._state.instances = Instances(
+            event.first_dispatches or {event.instance: 0}, self._state.tag_key
+        )
         self._leasing.configure(
             pools, policy.patience, [cluster.name for cluster in event.clusters]
         )

@@ -82,7 +82,7 @@ from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
 from metasched.model.listing import JobStatus
 from metasched.model.row_checks import RowDefect
-from metasched.model.tags import Instances
+from metasched.model.tags import Instances, TagKey
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
 from metasched.policies.policy import Policy
@@ -400,6 +400,15 @@ class Core:
     @property
     def policy(self) -> Policy:
         return self.state.policy
+
+    @property
+    def tag_key(self) -> TagKey:
+        """The key of the digests in tags; set before the first `DaemonStarted`."""
+        return self.state.tag_key
+
+    @tag_key.setter
+    def tag_key(self, key: TagKey) -> None:
+        self.state.tag_key = key
 
     @property
     def instance(self) -> str:

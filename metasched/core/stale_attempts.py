@@ -46,6 +46,14 @@ class StaleAttempts:
         stale_attempt.row = row
         past_attempt = self._state.past_attempts_of(job, row.task).get(dispatch_id)
         task = self._state.tasks.get((job, row.task))
+        if (
+            past_attempt is None
+            and task is not None
+            and self._state.instances.is_former(dispatch_id)
+        ):
+            # dispatched after the state to which the database went back
+            past_attempt = PastAttempt(view.name, has_started=False)
+            task.past_attempts[dispatch_id] = past_attempt
         if past_attempt is None:
             if row.state in LIVE:
                 self._state.outcome.warnings.append(

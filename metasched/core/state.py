@@ -28,7 +28,7 @@ from metasched.core.unstarted_index import UnstartedIndex
 from metasched.model.cluster import ClusterInfo
 from metasched.model.job import Job, State
 from metasched.model.listing import JobStatus
-from metasched.model.tags import Instances
+from metasched.model.tags import NO_KEY, Instances
 from metasched.model.tuning import TuningState
 from metasched.policies.classify import Classifier
 from metasched.policies.dispatch import LoadOrdering
@@ -45,6 +45,8 @@ class SchedulerState:
     def __init__(self) -> None:
         self.policy = Policy()
         self.instances = Instances({"": 0})  # names of the database in its tags
+        # of the digests in tags; a replay has none, since no decision reads a digest
+        self.tag_key = NO_KEY
         self.tasks: dict[TaskId, Task] = {}
         self.open_tasks: dict[int, dict[int, Task]] = {}  # by job and index
         self.remainders: dict[int, Remainder] = {}  # by job: its other open tasks

@@ -482,6 +482,7 @@ class TaskStateMachine:
         task.choose_licences(past_attempt.licence_choice)
         task.held &= not past_attempt.has_started
         view = self._state.views.get(past_attempt.cluster)
+        is_former = self._state.instances.is_former(dispatch_id)
         stale_attempt = (
             view.stale_attempts.pop((*task.task_id, dispatch_id), None) if view else None
         )
@@ -490,7 +491,8 @@ class TaskStateMachine:
             dispatch_id=dispatch_id,
             cluster=past_attempt.cluster,
             state=State.QUEUED,
-            dispatched=self._state.now,
+            # no listing proves that a dispatch of before a restore never arrived
+            dispatched=0.0 if is_former else self._state.now,
             accepted=self._state.now,
             has_started=past_attempt.has_started,
             fence=past_attempt.fence,
@@ -499,7 +501,7 @@ class TaskStateMachine:
             restarts=stale_attempt.row.restarts if stale_attempt else 0,
             maybe_withdrawn=True,
         )
-        if self._is_former(task.attempt):
+        if is_former:
             pass  # another daemon may still have it: nothing is withdrawn but by request
         elif not past_attempt.has_started:
             task.attempt.intent = Intent.HOLD if task.held else Intent.RECALL

@@ -197,6 +197,7 @@ class SchedulerService:
                 pools=settings.licences,
                 first_dispatches=identity.first_dispatches,
                 restored=identity.restored,
+                went_back=identity.went_back,
                 limits=settings.limits,
                 fair_share=settings.fair_share,
                 policy_file="" if version is None else version.file,

@@ -32,6 +32,7 @@ class AuditKind(StrEnum):
     LOCAL_POLICY_DECIDES = "local_policy_decides"
     ROW_SET_ASIDE = "row_set_aside"
     DEFECT = "defect"
+    DATABASE_WENT_BACK = "database_went_back"
     LICENCE_SET = "licence_set"
     LICENCE_TOTAL = "licence_total"
     LICENCE_DRIFT = "licence_drift"
@@ -116,6 +117,9 @@ KINDS: Mapping[AuditKind, KindInfo] = {
     ),
     K.DEFECT: KindInfo(
         "error", "operators", "A defect of metasched: the row is set aside, or its source pauses."
+    ),
+    K.DATABASE_WENT_BACK: KindInfo(
+        "error", "operators", "The database is an earlier state of itself; tasks are held."
     ),
     K.LICENCE_SET: KindInfo("info", "all", "An operator set the total of a licence."),
     K.LICENCE_TOTAL: KindInfo("info", "all", "Configuration or server give another total."),

@@ -70,12 +70,15 @@ def check_settings(
     return _without_repetitions(run_side_by_side(checks, timeout))
 
 
+_NO_HINDRANCES = ("restored-backup", "database-went-back")  # a start holds what is in doubt
+
+
 def prevents_start(finding: Finding) -> bool:
     """Whether the daemon would not start, or not be safe, before this finding is mended.
 
     What it can wait for does not: clusters, licence servers, the launcher, programs.
     """
-    if finding.kind is None or finding.kind.id == "restored-backup":
+    if finding.kind is None or finding.kind.id in _NO_HINDRANCES:
         return False
     if finding.kind.id in ("check-timeout", "check-failed"):
         return finding.check in _NEEDED

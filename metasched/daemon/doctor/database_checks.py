@@ -6,6 +6,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
@@ -16,7 +17,8 @@ from metasched.core.transitions import TaskEvent
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.db.backends import database_at
 from metasched.db.instances import read_first_dispatches
-from metasched.db.schema import REVISION, attempt, change, task
+from metasched.db.marks import Mark, MarkFile, find_loss, is_related, present_mark
+from metasched.db.schema import REVISION, attempt, change, instance, task
 from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, driver_message
 from metasched.errors import UserError
@@ -68,6 +70,7 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
                 .group_by(attempt.c.cluster)
             ).all()
             held, names = count_held_after_backup(connection), read_first_dispatches(connection)
+            history = list(_check_history(database, connection, settings.state_folder))
     except DBAPIError as error:
         text = f"{database}: {driver_message(error)}"
         yield found("database-unusable", "database", text, "restore a backup")
@@ -79,6 +82,7 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
         yield passed("database", text)
     else:
         yield found("database-unsafe", "database", f"{text}: {weakness[0]}", weakness[1])
+    yield from history
     if held:
         text = f"{held} tasks are held, since they may have been dispatched after the backup"
         tags = " or ".join(f"ms-{name}-JOB-*" for name in list(names)[:-1])
@@ -89,6 +93,35 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
         yield found("restored-backup", "restored backup", text, fix)
     for name, behind, ahead in clocks:
         yield _check_clock(name, behind, ahead)
+
+
+def _check_history(database: Database, connection: Connection, folder: Path) -> Iterator[Finding]:
+    """Check whether the database went back; its mark is read before what is stored."""
+    check, names = "database history", list(read_first_dispatches(connection))
+    if not names:
+        return
+    file = MarkFile(database.mark_path(folder, names[0]))
+    mark, present = file.read(), present_mark(connection)
+    went_back = connection.execute(
+        select(instance.c.went_back).order_by(instance.c.first_dispatch.desc()).limit(1)
+    ).scalar()
+    if isinstance(mark, Mark) and (loss := find_loss(connection, mark, present)):
+        fix = (
+            "if there is a later state, put it in its place before a start; else start the daemon, "
+            "which takes a new name and holds the tasks in doubt"
+        )
+        yield found("database-went-back", check, f"the database went back: {loss}", fix)
+    elif went_back:
+        tags = " or ".join(f"ms-{name}-JOB-*" for name in names[:-1])
+        fix = (
+            f"look for {tags} in the clusters: jobs that metasched does not know are theirs alone, "
+            "tasks in doubt are held; then stop the daemon, and `metasched db adopt`"
+        )
+        yield found("database-went-back", check, f"the database went back: {went_back}", fix)
+    elif isinstance(mark, str):
+        yield found("database-mark", check, f"the mark {file.path} {mark}")
+    elif not is_related(mark, present):
+        yield found("database-mark", check, f"the mark {file.path} is of another database")
 
 
 def _change_at_start(database: Database) -> str:

@@ -150,6 +150,20 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "as the finding says",
     ),
     (
+        "database-went-back",
+        "database",
+        "error",
+        "It is an earlier state of itself: what was stored since is lost.",
+        "as the finding says",
+    ),
+    (
+        "database-mark",
+        "database",
+        "warning",
+        "Its mark is missing, torn, or of another database.",
+        "the next start writes it",
+    ),
+    (
         "restored-backup",
         "database",
         "error",
