@@ -258,6 +258,15 @@ class Ledger(Writer):
         self._last_stored.begin(self._names)
         return identity
 
+    @property
+    def next_job_id(self) -> int:
+        """The lowest id that no job has."""
+        return self._next_job
+
+    def skip_ids(self, lost: FirstIds) -> None:
+        """Issue no job id that was issued before the database went back."""
+        self._next_job = max(self._next_job, lost.job)
+
     def note_loss(self, cause: str, lost: FirstIds) -> None:
         """Let the next start take the database for one that went back.
 

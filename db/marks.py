@@ -109,7 +109,7 @@ def present_mark(
     named = select(columns.name).where(columns.name != UNNAMED)
     names = execute(named.order_by(columns.first_dispatch, columns.created))
     last = execute(select(event.c.id, event.c.time).order_by(event.c.id.desc()).limit(1)).first()
-    last_dispatch = execute(select(func.max(attempt.c.dispatch_id))).scalar() or 0
+    last_dispatch = execute(select(func.max(attempt.c.dispatch_id))).scalar()
     first_dispatch = execute(select(func.max(columns.first_dispatch))).scalar() or 0
     return Mark(
         names=tuple(names.scalars()),
@@ -117,7 +117,7 @@ def present_mark(
         time=last.time if last else 0.0,
         next_job=next_job,
         next_reservation=next_reservation,
-        next_dispatch=max(last_dispatch + 1, first_dispatch),
+        next_dispatch=max(0 if last_dispatch is None else last_dispatch + 1, first_dispatch),
         server=server,
     )
 

@@ -32,6 +32,7 @@ from metasched.daemon.command_executor import CommandExecutor
 from metasched.daemon.dispatches_in_flight import DispatchesInFlight
 from metasched.daemon.forgotten_attempts import ForgottenAttempts
 from metasched.daemon.host import SchedulerHost
+from metasched.daemon.lost_dispatches import LostDispatches
 from metasched.daemon.manager_start_times import ManagerStartTimes
 from metasched.daemon.owner_turns import OwnerTurns
 from metasched.daemon.pending_actions import PendingActions
@@ -85,6 +86,7 @@ class ClusterConnection:
         )
         self.row_filter = RowFilter(self.name, host.quarantine)
         self._forgotten = ForgottenAttempts(host)
+        self._lost_dispatches = LostDispatches(host, self.name)
         self.start_times = ManagerStartTimes(self.name)
         self.queue: ListedQueue | None = None  # as last listed; None: its order is unknown
         self.reservation_sync = ReservationSync(
@@ -249,7 +251,9 @@ class ClusterConnection:
             await self._record_poll_failure(reply.reason)
             return
         set_aside = set(self.row_filter.rows)
-        delta = self.row_filter.filter(self._drop_foreign_rows(reply.delta))
+        rows = self._lost_dispatches.sift(reply.delta.rows)
+        delta = structs.replace(reply.delta, rows=rows)
+        delta = self.row_filter.filter(self._drop_foreign_rows(delta))
         self._advance_cursor(delta)
         if delta.partial:
             await self._apply_partial(delta, now)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -90,3 +92,61 @@ def test_a_copied_file_doubles_and_cancels_nothing(
     site.start()
     assert not findings(site, "database history", code=0)
     assert [row for row in site.json("events") if row["kind"] == "database_went_back"] == [record]
+
+
+@pytest.mark.slow("boots a controller, and starts the daemon three times")
+def test_a_restored_image_takes_the_mark_back_and_tags_tell_it(
+    site: Site, request: pytest.FixtureRequest
+) -> None:
+    """A tag of a dispatch that the ledger never made proves it; a text without digest does not."""
+    manager = slurm_without_records(site.folder, request)
+    site.before = manager.inside
+    site.configure(manager.table)
+    site.start()
+    jobs = Jobs(site, 1)
+    jobs.submit("first", 1)
+    jobs.until(first="running")
+    names = [f"job{number}" for number in range(3)]
+    after = f"afterany:{jobs.ids['first']}"
+    for name in names:
+        jobs.submit(name, 1, 0, "--dependency", after)
+    former = site.instance
+    site.stop()
+    copied(site, "copy.db")
+    shutil.copy(site.folder / "metasched.db.mark", site.folder / "copy.db.mark")
+    site.start()
+    forged = f"ms-{former}-{jobs.ids['job0']}-7"
+    forge(manager, forged)
+    forge(manager, forged + "-" + "a" * 12)
+    forge(manager, f"ms-{former}-99999-1")
+    site.until(lambda: "looks like a tag" in site.log.read_text())
+    jobs.submit("lost", 1)
+    jobs.end("first")
+    jobs.until(lost="running", **dict.fromkeys(names, "running"))
+    assert site.instance == former
+    assert site.log.read_text().count("looks like a tag") == 1
+    site.stop()
+    site.restore(site.folder / "copy.db")
+    shutil.copy(site.folder / "copy.db.mark", site.folder / "metasched.db.mark")
+
+    site.start()
+    site.until(lambda: site.instance != former)
+    jobs.until(first="completed", **dict.fromkeys(names, "running"))
+    [record] = [row for row in site.json("events") if row["kind"] == "database_went_back"]
+    assert "the database lacks" in record["cause"]
+    lost = jobs.ids["lost"]
+    assert jobs.submit("new", 1) > lost
+    jobs.end("new", "lost", *names)
+    jobs.until(new="completed", **dict.fromkeys(names, "completed"))
+    assert set(Counter(jobs.ran.read_text().split()).values()) == {1}
+    site.stop()
+    site.replayed()
+
+
+def forge(manager: Manager, tag: str) -> None:
+    """Submit a job of the daemon's account with a tag that metasched did not write."""
+    [conf] = re.findall(r'config = "(.+)"', manager.table)
+    command = ["sbatch", "--hold", f"--comment={tag}", "-o", "/dev/null", "--wrap=true"]
+    subprocess.run(
+        [*manager.inside, "env", f"SLURM_CONF={conf}", *command], check=True, cwd=Path(conf).parent
+    )

@@ -18,6 +18,7 @@ from metasched.db import downgrade as downgrading
 from metasched.db import store
 from metasched.db.downgrade import Drop, downgrade
 from metasched.db.schema import REVISION, drain
+from metasched.db.sqlite import Sqlite
 from metasched.db.store import Database, DatabaseInUse, StoreError
 from metasched.errors import UserError
 from tests.harness import next_release
@@ -53,6 +54,8 @@ def stored_rows(connection: Connection) -> Rows:
 def dump(database: Database) -> Rows:
     """Load the dump into the database, at its schema; return its rows."""
     config = store.migration_config()
+    if isinstance(database, Sqlite):
+        database.path.touch()  # no connection does
     engine = database.new_engine()
     with engine.connect() as connection:
         config.attributes["connection"] = connection

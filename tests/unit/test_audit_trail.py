@@ -254,6 +254,12 @@ def unbegun(trail: Trail) -> JobStatus:
 
 # Each kind that an event causes: how it is provoked, and fields of its last record.
 SCENES: dict[AuditKind, tuple[Callable[[Trail], object], dict[str, Any]]] = {
+    K.DATABASE_WENT_BACK: (
+        lambda t: t.step(
+            structs.replace(started(NOW + 5), restored=True, went_back="its last event is 7")
+        ),
+        {"owner": None, "cause": "its last event is 7"},
+    ),
     K.CLUSTER_DRAINED: (
         lambda t: t.step(ClusterDrained(NOW, "alpha", "root", "disk full", True)),
         {"actor": "root", "cause": "disk full", "details": {"keep_pending": "yes"}},
