@@ -90,6 +90,11 @@ _LOCK_HOLDER = text(
     f"AND held.objid = {LOCK_KEY} AND held.objsubid = 1 AND held.database = "
     "(SELECT oid FROM pg_database WHERE datname = current_database())"
 )
+_MAY_READ_CONTROL = text("SELECT has_function_privilege('pg_control_system()', 'EXECUTE')")
+_SERVER = text(
+    "SELECT system_identifier || ' on timeline ' "
+    "|| ltrim(substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), '0') FROM pg_control_system()"
+)
 _LOCK_HELD = "metasched active"
 _PROCESS = re.compile(r"process (?P<pid>\d+) on (?P<host>.+)")
 _SESSION = "metasched "  # application_name of metasched's sessions; the process follows
@@ -124,6 +129,12 @@ class LockSession(WriterLock):
                 self._acquire(self.connection)
         except DBAPIError as error:
             raise self._database.store_error(error) from None
+
+    def server(self) -> str:
+        execute = self.connection.execute
+        if not execute(_MAY_READ_CONTROL).scalar():
+            return ""
+        return str(execute(_SERVER).scalar())
 
     def confirm(self, asked: float) -> None:
         assert self.active_until is not None

@@ -156,6 +156,20 @@ def test_nothing_changes_unless_it_is_confirmed(upgraded: Database) -> None:
     assert upgraded.schema_revision() == NEXT_REVISION
 
 
+def test_an_earlier_release_would_not_know_tags_with_a_digest(
+    database: Database, dump: Rows
+) -> None:
+    database.open().dispose()
+    engine = database.new_engine()
+    with engine.begin() as connection:
+        dispatch = text("UPDATE attempt SET state = 'running', dispatch_id = dispatch_id + 1")
+        connection.execute(dispatch)
+    engine.dispose()
+    with pytest.raises(StoreError, match="1 dispatched tasks have tags that schema s0001"):
+        downgrade(database, FIRST, accept)
+    assert database.schema_revision() == REVISION
+
+
 @pytest.mark.parametrize(
     ("statement", "part"),
     [
