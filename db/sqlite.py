@@ -95,18 +95,19 @@ class FileLock(WriterLock):
         except OSError as error:
             return f"{self._path}: {error.strerror}"
         copy, place = self._open_file()
-        if place.endswith(" (deleted)"):
-            happened, source = "removed", copy
-        else:
-            happened, source = f"moved to {place}", place
         if replaced:
             return (
                 f"{self._path} was replaced below the daemon: its last state is in {copy} alone; "
                 f"cp {copy} {self._path}.last, stop the daemon, then put the right one in its place"
             )
+        if place.endswith(" (deleted)"):
+            return (
+                f"{self._path} was removed below the daemon: its last state is in {copy} alone; "
+                f"cp {copy} {self._path}, then restart the daemon"
+            )
         return (
-            f"{self._path} was {happened} below the daemon: no other daemon would find what it "
-            f"writes; {'mv' if source == place else 'cp'} {source} {self._path}, then restart it"
+            f"{self._path} was moved to {place} below the daemon: the next daemon would not find "
+            f"it; mv {place} {self._path}, then the daemon continues"
         )
 
     def _open_file(self) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Site
+from tests.conftest import require
+from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.e2e.test_restored_backup import Jobs, Manager, local, slurm_without_records
+from tests.harness import postgresql
+from tests.harness.postgresql import Server
 
 
 def copied(site: Site, name: str) -> None:
@@ -150,3 +154,129 @@ def forge(manager: Manager, tag: str) -> None:
     subprocess.run(
         [*manager.inside, "env", f"SLURM_CONF={conf}", *command], check=True, cwd=Path(conf).parent
     )
+
+
+@pytest.mark.slow("a daemon notices each change within seconds")
+def test_a_file_that_is_moved_or_removed_below_the_daemon_loses_nothing(site: Site) -> None:
+    site.configure(ONE_LOCAL)
+    site.start()
+    jobs = Jobs(site, 1)
+    jobs.submit("first", 1)
+    jobs.until(first="running")
+    elsewhere = site.folder / "elsewhere.db"
+    site.database.rename(elsewhere)
+    refusal = site.error("submit", "--wrap", "true", code=4)
+    assert f"moved to {elsewhere} below the daemon" in refusal
+    assert f"mv {elsewhere} {site.database}" in refusal
+    printed = site.run("doctor", code=1).stdout
+    assert "start the daemon once" not in printed
+    assert f"moved to {elsewhere}" in printed
+    assert not site.database.exists()
+    elsewhere.rename(site.database)
+    site.until(lambda: site.instance)
+    jobs.submit("second", 1)
+    jobs.until(second="running")
+
+    # removed: the open file has the last state, and doctor says how to save it
+    for suffix in ("", "-wal", "-shm"):
+        site.database.with_name(site.database.name + suffix).unlink(missing_ok=True)
+    refusal = site.error("submit", "--wrap", "true", code=4)
+    assert "was removed below the daemon" in refusal
+    [rescue] = re.findall(r"cp /proc/\d+/fd/\d+ \S+(?=,)", refusal)
+    site.until(lambda: site.run("doctor", code=1).stdout.count("below the daemon"))
+    subprocess.run(rescue, shell=True, check=True)
+    site.stop()
+    site.start()
+    jobs.until(first="running", second="running")
+    assert not [row for row in site.json("events") if row["kind"] == "database_went_back"]
+    site.stop()
+
+    # without it no daemon begins an empty ledger
+    for suffix in ("", "-wal", "-shm"):
+        site.database.with_name(site.database.name + suffix).unlink(missing_ok=True)
+    assert "was moved or removed" in site.error("serve", code=1)
+    assert "start the daemon once" not in site.run("doctor", code=1).stdout
+    assert not site.database.exists()
+    site.run("db", "adopt", "--yes")
+    site.start()
+
+
+@pytest.mark.slow("two daemons over local clusters")
+def test_a_copy_that_starts_beside_the_original_is_told_apart(site: Site) -> None:
+    site.configure(ONE_LOCAL)
+    site.start()
+    jobs = Jobs(site, 1)
+    jobs.submit("held", 1, 0, "--begin", "now+1hour")
+    former = site.instance
+    other = Site(site.folder / "other")
+    other.folder.mkdir()
+    other.configure(ONE_LOCAL)
+    site.run("db", "check")
+    site.stop()
+    copied(site, "other/metasched.db")
+    site.start()
+    try:
+        other.start()
+        assert other.instance != former
+        assert site.instance == former
+        [record] = [row for row in other.json("events") if row["kind"] == "database_went_back"]
+        assert f"it is a copy of {site.database}" in record["cause"]
+        assert other.row(jobs.ids["held"])["state"] == "held"
+        assert jobs.row("held")["state"] == "queued"
+        name = other.instance
+        other.stop()
+        other.start()
+        assert other.instance == name
+    finally:
+        other.close()
+
+
+@pytest.mark.slow("boots a database server of its own")
+@pytest.mark.parametrize("daemon_runs", [True, False])
+def test_a_server_that_lost_commits(
+    site: Site, tmp_path_factory: pytest.TempPathFactory, daemon_runs: bool
+) -> None:
+    """A base backup takes the place of the server's data: that daemon, or the next, notices it."""
+    if (reason := postgresql.missing()) is not None:
+        require("postgresql", reason)
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, Server(Path(folder)) as server:
+        site.url = server.create()
+        site.configure(ONE_LOCAL)
+        site.start()
+        jobs = Jobs(site, 1)
+        jobs.submit("first", 1)
+        jobs.until(first="running")
+        after = f"afterany:{jobs.ids['first']}"
+        names = [f"job{number}" for number in range(3)]
+        for name in names:
+            jobs.submit(name, 1, 0, "--dependency", after)
+        former = site.instance
+        server.stop()
+        copy = Path(folder, "copy")
+        shutil.copytree(Path(folder, "data"), copy, symlinks=True)
+        server.start()
+        site.until(lambda: site.row(jobs.ids["first"])["state"] == "running")
+        jobs.end("first")
+        jobs.until(**dict.fromkeys(names, "running"))
+        lost = jobs.submit("lost", 1)
+        jobs.until(lost="running")
+        if not daemon_runs:
+            site.stop()
+        server.stop()
+        shutil.rmtree(Path(folder, "data"))
+        copy.rename(Path(folder, "data"))
+        subprocess.run(["chown", "-R", "postgres", Path(folder, "data")], check=True)
+        server.start()
+        if not daemon_runs:
+            site.start()
+        site.until(lambda: site.instance != former)
+        jobs.until(first="completed", **dict.fromkeys(names, "running"))
+        [record] = [row for row in site.json("events") if row["kind"] == "database_went_back"]
+        source = "this daemon remembers" if daemon_runs else "its mark says"
+        assert source in record["cause"]
+        assert jobs.submit("new", 1) > lost
+        jobs.end("new", "lost", *names)
+        jobs.until(new="completed", **dict.fromkeys(names, "completed"))
+        assert set(Counter(jobs.ran.read_text().split()).values()) == {1}
+        site.stop()
+        site.replayed()
