@@ -8,6 +8,7 @@ Then nothing is written until the next start of the service.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -26,6 +27,14 @@ from metasched.db.store import (
 )
 from metasched.times.active_until import ActiveUntil
 
+# Primary result codes of SQLite after which the log has no end of the transaction
+_NOTHING_WRITTEN = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CONSTRAINT,
+)
 _REFUSED = (DataError, IntegrityError, OverflowError, UnicodeError)  # rows, not the database
 
 
@@ -77,7 +86,7 @@ class Writer(Queries):
             with group:
                 pass
         except DBAPIError as error:
-            failure = StorageUncertain if error.connection_invalidated else StorageFailed
+            failure = StorageUncertain if _may_be_stored(error) else StorageFailed
             self._lost = failure(driver_message(error))
             self._undo_failed_commit()
             self._forget_failed()
@@ -173,11 +182,11 @@ class Writer(Queries):
             raise _rejected(error) from error
         except DBAPIError as error:
             self._forget_failed()
-            if committing and error.connection_invalidated:
-                raise StorageUncertain(driver_message(error)) from error
+            failure = StorageFailed
             if committing:
+                failure = StorageUncertain if _may_be_stored(error) else StorageFailed
                 self._undo_failed_commit()
-            raise StorageFailed(driver_message(error)) from error
+            raise failure(driver_message(error)) from error
 
     @contextmanager
     def _write_transaction(self) -> Iterator[Connection]:
@@ -200,6 +209,18 @@ class Writer(Queries):
 
     def _highest(self, column: ColumnElement[int]) -> int:
         return self._connection.execute(select(func.max(column))).scalar() or 0
+
+
+def _may_be_stored(error: DBAPIError) -> bool:
+    """Return whether a transaction may be stored though its COMMIT failed.
+
+    SQLite may have written the end of the transaction before an error of the disk. Then the next
+    opening of the file takes it as committed.
+    """
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is None:
+        return error.connection_invalidated
+    return code & 0xFF not in _NOTHING_WRITTEN
 
 
 def _rejected(error: Exception) -> RowsRejected:

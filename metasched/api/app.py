@@ -216,7 +216,7 @@ def _register_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StorageUncertain)
     async def _storage_uncertain(_: Request, error: StorageUncertain) -> JSONResponse:
-        message = f"the database connection failed before the commit was confirmed ({error})"
+        message = f"the database failed before the commit was confirmed ({error})"
         remedy = "check with `metasched status` or `metasched reservations` whether it was done"
         return error_response(504, f"{message}; {remedy}")
 

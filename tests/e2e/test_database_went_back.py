@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -280,3 +281,27 @@ def test_a_server_that_lost_commits(
         assert set(Counter(jobs.ran.read_text().split()).values()) == {1}
         site.stop()
         site.replayed()
+
+
+@pytest.mark.slow("the client repeats its request for 30 s")
+def test_an_error_of_the_disk_in_a_commit_is_uncertain(
+    site: Site,
+) -> None:
+    """The kernel refuses writes beyond a size: SQLite reports an I/O error of the COMMIT."""
+    site.configure(ONE_LOCAL)
+    site.start()
+    log = site.database.with_name(site.database.name + "-wal")
+    limits = resource.prlimit(site.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(site.pid, resource.RLIMIT_FSIZE, (log.stat().st_size, limits[1]))
+    padding = "#" * (1 << 20)
+    script = site.folder / "script"
+    script.write_text(f"#!/bin/sh\n{padding}\n")
+    message = site.error("submit", script, code=1)
+    assert "before the commit was confirmed" in message
+    assert "nothing changed" not in message
+    resource.prlimit(site.pid, resource.RLIMIT_FSIZE, limits)
+    site.until(lambda: site.instance)
+    assert site.rows() == []
+    site.until_ended(site.submit(script))
+    site.stop()
+    site.replayed()
