@@ -21,7 +21,7 @@ _NUMBER = f"(0|[1-9][0-9]{{0,{MAX_ID_DIGITS - 1}}})"
 TAG_PREFIX = "ms-"
 DIGEST_LENGTH = 12  # characters of a digest, of 5 bits each
 _DIGEST = f"[a-z2-7]{{{DIGEST_LENGTH}}}"  # base32 in lower case
-_TAG = re.compile(f"{TAG_PREFIX}([^-]*)-{_NUMBER}-{_NUMBER}(?:-{_DIGEST})?")
+_TAG = re.compile(f"{TAG_PREFIX}([^-]*)-{_NUMBER}-{_NUMBER}(?:-({_DIGEST}))?")
 _DISPATCH_FOLDER = re.compile(r"claims-[0-9a-f]{32}")
 
 
@@ -114,7 +114,7 @@ class Instances:
     def is_proved(self, tag: str) -> bool:
         """Return whether metasched has made a tag: nobody else knows its digest."""
         match = _TAG.fullmatch(tag)
-        if match is None or not self._key.key or int(match[3]) < self._key.first_dispatch:
+        if match is None or match[4] is None or not self._key.key:
             return False
         expected = tag_of(match[1], int(match[2]), int(match[3]), self._key.key)
         return match[1] in self.names and hmac.compare_digest(tag, expected)

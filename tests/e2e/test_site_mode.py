@@ -330,6 +330,43 @@ def test_a_user_can_neither_hide_nor_steal_anothers_job_by_its_tag(
     assert a.until_ended(job)[0]["state"] == "cancelled"
 
 
+def test_no_account_can_forge_a_tag_from_the_future(
+    over_slurm: MultiUserSite, slurm_site: SlurmSite
+) -> None:
+    """Such a tag would prove that the database went back, and hold the whole site."""
+    cluster, a = slurm_site["beta"], over_slurm.by(A)
+    job = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
+    a.until(lambda: a.row(job)["state"] == "running")
+    native, instance = a.row(job)["native_id"], over_slurm.instance
+    tag = cluster.run("squeue", "-h", "-j", native, "-O", "comment:100").strip()
+    *parts, dispatch, digest = tag.split("-")
+    later, unknown = str(int(dispatch) + 1), f"ms-{instance}-{job + 1000}-1"
+    name = "-".join(parts)
+    forged = (
+        *(f"{name}-{later}", f"{name}-{later}-{digest}"),
+        *(unknown, f"{unknown}-{digest}", f"{unknown}-{'a' * 12}/7"),
+    )
+    for account in (A, B):
+        for text in forged:
+            subprocess.run(
+                ["/usr/bin/sbatch", "-H", f"--comment={text}", "-o", "/dev/null", "--wrap=true"],
+                env=cluster.environment,
+                capture_output=True,
+                check=True,
+                **accounts.as_(account),
+            )
+    a.until(lambda: "looks like a tag" in over_slurm.log.read_text())
+    other = a.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    a.until_ended(other)
+    assert over_slurm.instance == instance
+    assert over_slurm.log.read_text().count("looks like a tag") == 1
+    assert a.row(job)["state"] == "running"
+    a.run("cancel", str(job))
+    a.until_ended(job)
+    for account in (A, B):
+        cluster.run("scancel", "-u", account)
+
+
 def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     full = a.submit("-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")

@@ -16,6 +16,7 @@ import pytest
 from metasched.core.events import ClusterDrained, DaemonStarted
 from metasched.core.scheduler import Core
 from metasched.db import marks
+from metasched.db.instances import Identity
 from metasched.db.ledger import Ledger
 from metasched.db.sqlite import Sqlite
 from metasched.model.cluster import Cluster
@@ -35,20 +36,21 @@ class Disk:
     mark: bytes  # written after this commit
 
 
-def start(path: Path, at: float) -> tuple[str, Ledger, Core]:
-    """Start a daemon on a database, up to the event of its start.
-
-    Return how it noticed that the database had gone back.
-    """
+def start(path: Path, at: float) -> tuple[Identity, Ledger, Core]:
+    """Start a daemon on a database, up to its names."""
     database = Sqlite(path)
     lock = database.acquire_writer()
     writer = lock.__enter__()
     ledger = Ledger(writer.engine, writer, mark_path=lambda name: database.mark_path(path, name))
     core = Core()
     ledger.restore(core, 10)
-    identity = ledger.identity(at)
+    ledger.end = lambda: lock.__exit__(None, None, None)  # type: ignore[attr-defined]
+    return ledger.identity(at), ledger, core
+
+
+def record_start(identity: Identity, ledger: Ledger, core: Core) -> None:
     started = DaemonStarted(
-        at,
+        NOW,
         identity.instance,
         Policy(),
         (Cluster(name="left", adapter="local"),),
@@ -57,8 +59,6 @@ def start(path: Path, at: float) -> tuple[str, Ledger, Core]:
         went_back=identity.went_back,
     )
     ledger.record_start(started, core.step(started), None)
-    ledger.end = lambda: lock.__exit__(None, None, None)  # type: ignore[attr-defined]
-    return identity.went_back, ledger, core
 
 
 @pytest.fixture
@@ -66,7 +66,8 @@ def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Disk]:
     """Return the disk after each commit of a daemon."""
     monkeypatch.setattr(marks, "INTERVAL", 0.0)
     path = tmp_path / "ledger.db"
-    _, ledger, core = start(path, NOW)
+    identity, ledger, core = start(path, NOW)
+    record_start(identity, ledger, core)
     disks = []
     for number in range(COMMITS):
         event = ClusterDrained(NOW + number, "left", "root", f"reason {number}" * 500)
@@ -107,9 +108,9 @@ def after_cut(folder: Path, disks: list[Disk], draw: random.Random, *, lies: boo
     for file, content in zip(files_of(path), (disk.database, log, mark), strict=True):
         if content or file.suffix != ".mark" or draw.random() < 0.5:
             file.write_bytes(content)
-    went_back, ledger, _ = start(path, NOW + 100)
+    identity, ledger, _ = start(path, NOW + 100)
     ledger.end()  # type: ignore[attr-defined]
-    return went_back
+    return identity.went_back
 
 
 @pytest.mark.slow("opens 1,000 databases")
