@@ -161,3 +161,34 @@ def test_an_attempt_that_was_given_up_is_not_withdrawn_when_it_is_listed_again()
     assert site.seen("left", facts(8), site.row(State.PENDING), at=NOW + 6, full=True) == []
     assert site.state() is State.PENDING
     assert site.core.tasks[1, 0].held
+
+
+@pytest.mark.parametrize(
+    ("listed", "after"),
+    [
+        (State.RUNNING, State.RUNNING),
+        (State.COMPLETED, State.COMPLETED),
+        (State.PENDING, State.PENDING),
+    ],
+)
+def test_a_dispatch_of_after_the_backup_settles_its_held_task(listed: State, after: State) -> None:
+    """Its tag is of the former name, and only the manager knows it."""
+    site = Site(listed=False)
+    site.step(JobSubmitted(NOW, job()))
+    restore(site)
+    assert site.state() is State.HELD
+    started = None if listed is State.PENDING else NOW + 1
+    ended = NOW + 4 if listed is State.COMPLETED else None
+    row = JobStatus("ms-cafe-1-2", 0, "9", listed, started, ended, 0 if ended else None)
+    site.seen("left", facts(8), row, full=True)
+    assert site.out.tasks[1, 0].state is after
+    assert not [action for action in site.out.actions if isinstance(action, Withdraw)]
+
+
+def test_a_dispatch_of_the_present_name_that_was_never_made_settles_nothing() -> None:
+    site = Site(listed=False)
+    site.step(JobSubmitted(NOW, job()))
+    restore(site)
+    row = JobStatus(f"ms-f00d-1-{FIRST_DISPATCH}", 0, "9", State.RUNNING, NOW + 1)
+    site.seen("left", facts(8), row, full=True)
+    assert site.state() is State.HELD
