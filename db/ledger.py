@@ -327,6 +327,7 @@ class Ledger(Writer):
             self._policy_number = None if policy is None else policy.number
             self.add_to_group([(started, outcome)])
         self.commit_group()
+        self._went_back, self._lost_ids = "", FirstIds()  # it is stored
 
     def add_to_group(
         self,

@@ -18,7 +18,7 @@ from metasched.config.settings import ClusterSettings, Settings
 from metasched.daemon.doctor.cluster_checks import check_records
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
 from metasched.db.backends import database_at
-from metasched.db.instances import read_first_dispatches
+from metasched.db.instances import read_first_dispatches, read_key
 from metasched.db.schema import attempt
 from metasched.db.store import Database
 from metasched.errors import UserError
@@ -360,7 +360,7 @@ def tag_of_unknown(database: Database, row: Mapping[str, Any]) -> str:
     try:
         with engine.connect() as connection:
             dispatch_id = connection.execute(live_dispatch).scalar()
-            instances = Instances(read_first_dispatches(connection))
+            instances = Instances(read_first_dispatches(connection), read_key(connection))
     except DBAPIError:
         return unknown_tag
     finally:
