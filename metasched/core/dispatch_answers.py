@@ -15,7 +15,7 @@ from metasched.core.gates import SchedulingGates
 from metasched.core.placement import Placement
 from metasched.core.state import SchedulerState
 from metasched.core.task_state_machine import TaskStateMachine
-from metasched.core.tasks import StateChange
+from metasched.core.tasks import StateChange, Task
 from metasched.core.transitions import UNANSWERED, TaskEvent
 from metasched.model.refusal_scope import jobs_in_scope
 
@@ -46,8 +46,16 @@ class DispatchAnswers:
         """Record that the result of a dispatch is unknown; listings will show it."""
         for task in self._state.tasks_of_dispatch(event.job, event.dispatch_id):
             task.live_attempt.tried = event.time
-            task.live_attempt.sentence = event.sentence or None
+            self._record_sentence(task, event.sentence)
             self._state.record_note(task, NO_ANSWER + event.reason)
+
+    def _record_sentence(self, task: Task, sentence: str) -> None:
+        """Keep what a program said that ended by itself, until a look decides what it means."""
+        attempt = task.live_attempt
+        attempt.sentence = sentence or None
+        if sentence and attempt.state in UNANSWERED and attempt.cluster in self._state.views:
+            self._state.strikes.doubt(task.job.id, attempt.cluster, sentence, self._state.now)
+            self._placement.clear_cache()
 
     def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:
         """Queue the tasks of dispatches that were never submitted again."""
@@ -65,7 +73,8 @@ class DispatchAnswers:
         for task in tasks:
             attempt = task.live_attempt
             if task.index in event.uncertain:
-                attempt.tried, attempt.sentence = event.time, event.sentence or None
+                attempt.tried = event.time
+                self._record_sentence(task, event.sentence)
                 self._state.record_note(task, NO_ANSWER + event.reason)
                 continue
             if task.index in event.untried:

@@ -452,6 +452,9 @@ class Core:
             return False
         if view.full_reason and dispatched <= view.full_since:
             return True
+        strike = self.state.strikes.find(task.job.id, view.name)
+        if strike is not None and strike.bars(dispatched):
+            return True
         refused_at = view.scope_limits.refused_at(task.job)
         return refused_at is not None and dispatched < refused_at
 

@@ -11,6 +11,7 @@ import msgspec
 STRIKE_DELAYS: Final = (60.0, 600.0)  # seconds until a job is tried again: after one, after more
 MAX_STRIKES: Final = 3  # after which it is not tried there
 MAX_DELAY: Final = 86_400.0  # seconds, for a job whose strikes do not count
+_ROUNDING: Final = 1e-3  # seconds
 
 
 class Strike(msgspec.Struct):
@@ -28,6 +29,10 @@ class Strike(msgspec.Struct):
     def is_last(self) -> bool:
         """Whether the job is not tried there any more."""
         return self.count >= MAX_STRIKES
+
+    def bars(self, dispatched: float) -> bool:
+        """Return whether a dispatch was decided before the job was tried there last."""
+        return dispatched < self.retry_at - self.delay - _ROUNDING
 
     def add(self) -> None:
         """Count another strike."""
@@ -70,6 +75,13 @@ class Strikes:
             self._by_job.setdefault(strike.job, {})[strike.cluster] = strike
             self._retries.append((strike.retry_at, strike.job, strike.cluster))
         heapq.heapify(self._retries)
+
+    def doubt(self, job: int, cluster: str, sentence: str, now: float) -> None:
+        """Let other tasks of a job wait while a look decides whether it was refused there."""
+        strike = self.find(job, cluster)
+        if strike is None:
+            strike = Strike(job, cluster, sentence=sentence, delay=STRIKE_DELAYS[0])
+        self.store(strike, now)
 
     def store(self, strike: Strike, now: float) -> None:
         """Store changed strikes; the job is tried there again after the delay."""

@@ -52,7 +52,10 @@ def test_a_start_has_strikes_and_words_again(database: Database) -> None:
     ledger, core = Ledger(database.open()), Core()
     try:
         ledger.restore(core, 100)
-        assert list(core.state.strikes) == [Strike(1, "left", 1, SAID, NOW + 30, 60.0, NOW + 90)]
+        assert list(core.state.strikes) == [
+            Strike(1, "left", 1, SAID, NOW + 30, 60.0, NOW + 90),
+            Strike(2, "left", 0, "no", 0.0, 60.0, NOW + 100),  # other tasks wait for the look
+        ]
         assert core.tasks[2, 0].live_attempt.sentence == "no"
         step(started(NOW + 50), listing(NOW + 200))
         strikes = {strike.job: (strike.count, strike.sentence) for strike in core.state.strikes}

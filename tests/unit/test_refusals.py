@@ -267,3 +267,22 @@ def test_a_refusal_without_proof_stops_no_further_dispatches() -> None:
         assert event.sentence == sentence
         assert command_executor._has_failed(dispatch, reply) is not bool(sentence)
         assert _has_lost_tasks(WorkerCall("submit"), reply) is not bool(sentence)
+
+
+def test_other_tasks_of_a_job_wait_for_the_look() -> None:
+    """Without an array of the manager each task is a submission of its own."""
+    site = Refusing()
+    site.step(JobSubmitted(NOW, job(1, array="0-4", clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    # the first task got words, the others were not tried
+    actions = site.step(
+        DispatchAccepted(NOW + 1, 1, 1, {}, untried=(1, 2, 3, 4), uncertain=(0,), sentence=SAID)
+    )
+    assert not [action for action in actions if isinstance(action, Dispatch)]
+    assert {task.state for task in site.core.tasks_of(1)} == {State.QUEUED, State.DISPATCHING}
+    # it is there: the others follow
+    row = site.row(State.PENDING)
+    actions = site.seen("left", None, row, at=NOW + 5)
+    [dispatch] = [action for action in actions if isinstance(action, Dispatch)]
+    assert dispatch.indices == (1, 2, 3, 4)
+    assert not site.core.state.strikes
