@@ -157,6 +157,8 @@ def test_equal_words_to_jobs_of_two_owners_close_the_cluster() -> None:
     site.wait(8000.0)
     assert {site.state(1), site.state(2)} == {State.QUEUED}
     assert all(strike.count == 0 for strike in site.core.state.strikes if strike.cluster == "left")
+    # the longer they are refused, the more others are tried before them
+    assert min(strike.delay for strike in site.core.state.strikes) > 120.0
     times = [time for time, _, cluster in site.tries if cluster == "left"]
     # one job at a time
     assert all(second - first >= LOOK for first, second in itertools.pairwise(times))
