@@ -76,7 +76,7 @@ class State:
             sub._replace(
                 sent=_age_of_sent(self),
                 tried=sub.tried >= 0,
-                enters_until=sub.enters_until - now if sub.enters_until >= 0 else -1,
+                enters_until=max(sub.enters_until - now, 0) if sub.enters_until >= 0 else -1,
             ),
             poll and poll._replace(begun=now - poll.begun),
             # what began before the command ended proves nothing about it
@@ -85,7 +85,7 @@ class State:
             calls._silent_since is not None
             and min(now - calls._silent_since, calls.longest_repeat),
             max(min(calls._repeats_until - now, calls.longest_repeat + 1), -1),
-            calls._last_answer and min(now - calls._last_answer, calls.longest_repeat),
+            min(now - (calls._last_answer or 0.0), calls.longest_repeat),
         )
 
 
@@ -94,7 +94,9 @@ def _age_of_sent(state: State) -> int:
     sub = state.submission
     if sub.sent < 0:
         return state.now - LAST_DISPATCH - 1
-    return state.now - sub.sent if sub.tried < 0 or sub.enters_until >= 0 else 0
+    if sub.tried >= 0 and sub.enters_until < 0:
+        return 0
+    return min(state.now - sub.sent, int(state.calls.longest_repeat) + 1 + COMMAND)
 
 
 def _clone(calls: AnsweredCalls) -> AnsweredCalls:
