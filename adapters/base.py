@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.model.adapter_errors import Refused
 from metasched.model.arrays import JobArray, task_number
 from metasched.model.cluster import Cluster
@@ -28,7 +29,13 @@ from metasched.model.fair_share import ShareTree
 from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job import Job, Payload
 from metasched.model.job_usage import EndedRun, RunUsage
-from metasched.model.listing import AccountingAnswer, Listing, MissingTask, PolicyExclusions
+from metasched.model.listing import (
+    AccountingAnswer,
+    KnownJob,
+    Listing,
+    MissingTask,
+    PolicyExclusions,
+)
 from metasched.model.survey import ReservationSpec, Survey
 from metasched.paths import NAMED_VARIABLES, drop_in_folder
 
@@ -181,6 +188,8 @@ class Withdrawal(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""  # the job's owner
     native_ids: Mapping[int, str | None] = msgspec.field(default_factory=dict)  # None: unknown
     only_pending: bool = False
+    # those of the tasks whose jobs are known, to find them without their tag
+    jobs: tuple[KnownJob, ...] = ()
 
 
 class Adapter(ABC):
@@ -224,6 +233,12 @@ class Adapter(ABC):
         self.cluster, self.options, self.instance, self.folder = cluster, options, instance, folder
         self.launcher = launcher
         self.instances = frozenset({instance})  # whose tags `poll` recognises
+        # Jobs of live attempts, set before each poll. If such a job has lost its tag,
+        # `Listing.untagged` has it.
+        self.known_jobs = KnownJobs({})
+        # Jobs that no listing has shown yet, with their accounts as sent, by native id; set before
+        # each poll. `Listing.terms` has them, where the manager lists terms.
+        self.new_jobs: Mapping[str, str | None] = {}
 
     @classmethod
     def capabilities_for(cls, options: Any) -> Capabilities:

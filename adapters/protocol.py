@@ -14,8 +14,10 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.job_usage import EndedRun, RunUsage
 from metasched.model.listing import (
     AccountingAnswer,
+    Alteration,
     ClaimEnd,
     JobStatus,
+    KnownJob,
     ListedQueue,
     MissingTask,
     PolicyExclusions,
@@ -82,6 +84,8 @@ class WorkerCall(msgspec.Struct, frozen=True):
     # of poll: the cursor behind the stored ends of tasks, where a whole listing begins;
     # None: no ends are stored, each listing has them all
     cursor: str | None = None
+    # of poll: the jobs of live attempts that the last delta did not list
+    known: tuple[KnownJob, ...] = ()
     # of poll: `Adapter.update_licence_demand`
     criticality: dict[str, float] = msgspec.field(default_factory=dict)
     missing: tuple[MissingTask, ...] = ()  # of accounting
@@ -116,6 +120,7 @@ class ListingDelta(msgspec.Struct, frozen=True):
     cursor: str = ""  # `Listing.cursor`; an ended task before it never vanishes
     partial: bool = False  # `rows` are the first ends of a listing whose rest follows
     queue: ListedQueue | None = None  # None: unchanged, or its order is unknown
+    alterations: tuple[Alteration, ...] = ()  # found in this listing, the first of each kind
 
 
 class WorkerReply(msgspec.Struct, frozen=True):

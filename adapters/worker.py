@@ -17,8 +17,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from metasched.adapters.claims import (
     read_end,
     revoke_claim,
 )
+from metasched.adapters.known_jobs import KnownJobs, SentJob, merge_alterations
 from metasched.adapters.launcher_client import LauncherClient, owner_deadline, requests_for
 from metasched.adapters.login_environment import with_login_environment
 from metasched.adapters.other_dialects import with_dialect_variables
@@ -49,7 +50,14 @@ from metasched.adapters.registry import adapter_class
 from metasched.model.adapter_errors import PartlySubmitted, Refused, SiteFault, Unreachable
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.foreign_use import UseQuery
-from metasched.model.listing import JobStatus, ListedQueue, Listing, QuarantinedRow, TaskClaim
+from metasched.model.listing import (
+    Alteration,
+    JobStatus,
+    ListedQueue,
+    Listing,
+    QuarantinedRow,
+    TaskClaim,
+)
 from metasched.model.row_checks import (
     MAX_TEXT_LENGTH,
     clean_row,
@@ -65,6 +73,7 @@ from metasched.times.clock import ClockStepDetector
 MAX_TRACEBACK_LENGTH = 20_000  # characters
 MAX_SET_ASIDE = 10_000  # rows of a manager with a cursor; each delta repeats them
 USE_OPERATIONS = frozenset({"use", "shares", "usage"})  # executed beside the polls
+MAX_SENT_JOBS = 10_000  # that no listing has shown yet; the terms of later jobs are compared
 CHANGES = frozenset({"submit", "withdraw", "revoke", "reserve", "unreserve"})  # change the manager
 IDLE_SECONDS = 30.0  # without a call, after which the thread of an owner ends
 
@@ -87,6 +96,8 @@ class AdapterHost:
     _is_full: bool = True  # the next delta reports the whole listing
     _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
+    _sent: dict[str, SentJob] = field(default_factory=dict)  # not listed yet, by native id
+    _copies: frozenset[str] = frozenset()  # native ids of jobs with copied tags, of that listing
 
     def __post_init__(self) -> None:
         self._answered = AnsweredCalls(self.adapter.settle)
@@ -186,6 +197,9 @@ class AdapterHost:
         if self.launcher is not None:
             self.launcher.check_cluster(self.adapter.launcher_verbs)
         clock_detector = ClockStepDetector()
+        known, sent = KnownJobs(self._rows, call.known), self._sent.copy()
+        self.adapter.known_jobs = known
+        self.adapter.new_jobs = {id: job.job.account for id, job in sent.items()}
         self._answered.begin_poll(time.monotonic())
         listing = self.adapter.poll()
         self._answered.end_poll(time.monotonic())
@@ -193,9 +207,37 @@ class AdapterHost:
             return WorkerReply(
                 "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
             )
-        delta = self._delta(listing)
+        rows, copies = known.identify(listing.rows, listing.untagged, listing.clock_lead)
+        alterations = self._compare(listing, rows, sent) if sent else []
+        alterations += [
+            Alteration("copy", row.tag, row.task, row.native_id, "no tag", row.tag)
+            for row in copies
+            if row.native_id not in self._copies
+        ]
+        self._copies = frozenset(row.native_id for row in copies)
+        delta = self._delta(replace(listing, rows=tuple(rows)))
         self._position = listing.cursor
-        return WorkerReply(delta=delta)
+        return WorkerReply(delta=structs.replace(delta, alterations=merge_alterations(alterations)))
+
+    def _compare(
+        self, listing: Listing, rows: Sequence[JobStatus], sent: Mapping[str, SentJob]
+    ) -> list[Alteration]:
+        """Compare jobs with what was sent, when a listing shows them for the first time."""
+        without_tag = {row.native_id for row in listing.untagged}
+        granularity = self.adapter.capabilities.limit_granularity
+        alterations: list[Alteration] = []
+        for row in rows:
+            job = sent.get(row.native_id)
+            if job is None or (row.tag, row.task) != (job.tag, job.task):
+                continue
+            self._sent.pop(row.native_id, None)
+            alterations += job.alterations(
+                row.native_id,
+                row.native_id not in without_tag,
+                listing.terms.get(row.native_id),
+                granularity,
+            )
+        return alterations
 
     def _submit(self, submission: Submission) -> WorkerReply:
         is_slurm = submission.dialect == "slurm"
@@ -205,7 +247,21 @@ class AdapterHost:
         if not is_slurm:
             bin_dir = getattr(self.adapter.options, "bin_dir", None) or ""
             submission = with_dialect_variables(submission, self.adapter.cluster.name, bin_dir)
-        return WorkerReply(native_ids=self.adapter.submit(apply_fence(submission)))
+        try:
+            native_ids = self.adapter.submit(apply_fence(submission))
+        except PartlySubmitted as error:
+            self._remember(submission, error.native_ids)
+            raise
+        self._remember(submission, native_ids)
+        return WorkerReply(native_ids=native_ids)
+
+    def _remember(self, submission: Submission, native_ids: Mapping[int, str]) -> None:
+        """Store the jobs of a submission, to compare them with their first listing."""
+        if len(self._sent) + len(native_ids) > MAX_SENT_JOBS:
+            self._sent.clear()
+        tag, has_options = submission.tag, bool(submission.options or submission.reservation)
+        for index, native_id in native_ids.items():
+            self._sent[native_id] = SentJob(tag, index, submission.job, has_options)
 
     @staticmethod
     def _revoke(claims: Sequence[TaskClaim]) -> WorkerReply:

@@ -246,6 +246,7 @@ attempt = Table(
     # of its dispatch, "": none; null: the job's, which was not modified since
     Column("account", SafeText),
     Column("sentence", SafeText),
+    Column("submitted", Float),
     Column("unbegun_on", SafeText),
     ForeignKeyConstraint(
         ["job", "task_index"], ["task.job", "task.task_index"], name="fk_attempt_task"

@@ -58,13 +58,18 @@ class SlurmAccess(Protocol):
         """Queue tasks as an array with `indices` as its task ids; return the array's job id."""
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
+        self,
+        *,
+        ids: Sequence[str] = (),
+        user: int | None = None,
+        split_arrays: bool = False,
+        known: Collection[str] = (),
     ) -> QueueListing:
         """List jobs, at least the jobs `ids` or the jobs of `user`; all jobs by default.
 
         The list is empty if Slurm has none of `ids`. Pending tasks of an array may share a line.
         With `split_arrays` each task with a record of its own has a line of its own. A single task
-        of the others may then be missing.
+        of the others may then be missing. `known`: ids that are metasched's also without a tag.
         """
 
     def nodes(self) -> list[SinfoRecord]:

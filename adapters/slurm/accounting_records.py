@@ -51,15 +51,21 @@ class SlurmRecord:
     def belongs_to(self, missing: MissingTask, clock_skew: float) -> bool:
         """Return whether this is a record of the missing task's attempt.
 
-        `clock_skew` is the local time minus the controller's, in seconds. Without a mark the id
-        decides, if it was issued between the dispatch and its acceptance: Slurm may issue an id
-        again after a crash.
+        `clock_skew` is the local time minus the controller's, in seconds. Without the task's mark
+        the id decides, if it was issued between the dispatch and its acceptance, or when the job
+        was listed: Slurm may issue an id again after a crash. A mark on another id than the listed
+        one is a copy.
         """
         if not self.is_readable and self.mark is None:
             return self.id in ("", missing.native_id)  # it may be of a later run than the others
-        if self.mark is not None:
-            return (missing.tag, missing.task) in listing.parse_mark(self.mark, self.id)
-        if missing.native_id != self.id or missing.accepted is None:
+        marked = self.mark is not None and (
+            (missing.tag, missing.task) in listing.parse_mark(self.mark, self.id)
+        )
+        if missing.native_id != self.id:
+            return marked and missing.submitted is None
+        if marked or self.submit == missing.submitted:
+            return True
+        if missing.accepted is None:
             return False
         earliest = missing.dispatched - _CLOCK_TOLERANCE
         return earliest <= self.submit + clock_skew <= missing.accepted + _CLOCK_TOLERANCE
@@ -171,14 +177,17 @@ def latest_records(
     """Return, for each missing attempt, its latest record, or None if accounting has none."""
     by_key: dict[object, list[SlurmRecord]] = {}
     for record in records:
-        keys = record.mark is not None and listing.parse_mark(record.mark, record.id)
-        for key in keys or [record.id]:
+        marks = () if record.mark is None else listing.parse_mark(record.mark, record.id)
+        for key in (*marks, record.id):
             by_key.setdefault(key, []).append(record)
     latest: dict[MissingTask, SlurmRecord | None] = {}
     for task in missing:
         keys_of_task = ((task.tag, task.task), task.native_id, "")
         candidates = [record for key in keys_of_task for record in by_key.get(key, ())]
         matching = [record for record in candidates if record.belongs_to(task, clock_skew)]
+        # a mark on another id than the stored one is a copy, if the stored one has a record
+        if any(record.id == task.native_id for record in matching):
+            matching = [record for record in matching if record.id in (task.native_id, "")]
         latest[task] = max(
             matching, key=lambda r: (not r.is_readable, r.submit, r.start or 0.0), default=None
         )

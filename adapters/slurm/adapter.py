@@ -29,6 +29,7 @@ from metasched.adapters.base import (
     Withdrawal,
     least_clock_lead,
 )
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.adapters.launcher_client import LauncherClient, uid_of, user_name_of
 from metasched.adapters.single_submissions import submit_each
 from metasched.adapters.slurm import listing, statuses
@@ -52,7 +53,13 @@ from metasched.model.foreign_use import UseAnswer, UseQuery
 from metasched.model.host_lists import compress_hosts, expand_hosts
 from metasched.model.job import Job
 from metasched.model.job_usage import EndedRun, RunUsage
-from metasched.model.listing import AccountingAnswer, ListedQueue, Listing, MissingTask
+from metasched.model.listing import (
+    AccountingAnswer,
+    JobTerms,
+    ListedQueue,
+    Listing,
+    MissingTask,
+)
 from metasched.model.manager_options import ALL_OPTIONS
 from metasched.model.survey import ReservationSpec, Survey
 
@@ -244,10 +251,17 @@ class Slurm(Adapter):
     def _find_tasks(
         self, access: SlurmAccess, withdrawals: Sequence[Withdrawal], split_arrays: bool = False
     ) -> list[listing.QueueLine]:
-        """List the tasks of the withdrawals that have not ended, a line each."""
+        """List the tasks of the withdrawals that have not ended, a line each.
+
+        A job without its tag is such a task if this listing shows that it is the known job.
+        """
         requested = {
             (withdrawal.tag, index) for withdrawal in withdrawals for index in withdrawal.native_ids
         }
+        known = KnownJobs(
+            {}, [structs.replace(job, owner="") for item in withdrawals for job in item.jobs]
+        )
+        known_ids = statuses.KnownIds(known.by_id)
         user = os.geteuid() if self.launcher is None else uid_of(withdrawals[0].user)
         ids = [
             native
@@ -257,13 +271,20 @@ class Slurm(Adapter):
         ]
         query_ids = ids if len(ids) == len(requested) else ()
         listed = access.jobs(ids=query_ids, user=user, split_arrays=split_arrays)
-        return [
-            line._replace(id=native)
-            for line in listed.lines
-            if line.user == str(user) and listing.is_active(line)
-            for key, native in listing.parse_mark(line.tag, line.id).items()
-            if key in requested
-        ]
+        lines: dict[str, listing.QueueLine] = {}  # by native id of a task
+        tagged, untagged = [], []
+        for line in listed.lines:
+            if line.user != str(user) or not listing.is_active(line):
+                continue
+            marks = listing.parse_mark(line.tag, line.id)
+            tagged += [statuses.claim(line, native, *key) for key, native in marks.items()]
+            unmarked = set(known_ids.of_record(line.id)).difference(marks.values())
+            untagged += [statuses.claim(line, native) for native in unmarked]
+            lines |= {native: line._replace(id=native) for native in (*marks.values(), *unmarked)}
+        is_new = any(job.submitted is None for job in known.by_id.values())
+        clock_lead = self._clock_lead(access) if is_new and untagged else 0.0
+        rows, _ = known.identify(tagged, untagged, clock_lead)
+        return [lines[row.native_id] for row in rows if (row.tag, row.task) in requested]
 
     def poll(self) -> Listing:
         """List the cluster in four calls, whatever the number of jobs.
@@ -279,10 +300,12 @@ class Slurm(Adapter):
         if self._user is None and not self._sees_all_jobs:
             self._check_privacy(access.controller())
         taken_at = time.time()
-        queue = access.jobs()
+        queue = access.jobs(known=self.known_jobs.by_id)
         listed_at = time.monotonic()
         node_lines = access.nodes()
+        asked_at = time.time()
         controller = access.controller()
+        clock_lead = least_clock_lead(controller.now, asked_at, time.time())
         if self._user is None:
             self._check_privacy(controller)
         now = time.monotonic()
@@ -297,14 +320,19 @@ class Slurm(Adapter):
             except ValueError as error:
                 raise Unreachable(f"the listing cannot be read: {error}") from None
         self._judge_launches(queue.lines, controller)
-        rows, set_aside = statuses.job_statuses(
-            queue, self.instances, self._user, self._launch_failures.verdict
+        tasks = statuses.job_statuses(
+            *(queue, self.instances, self._user, self.known_jobs.by_id),
+            self._launch_failures.verdict,
         )
         if self._user is None:
-            uids = {row.owner for row in rows} | {row.owner for row in set_aside}
+            uids = {row.owner for part in tasks for row in part}
             names = {uid: uid and user_name_of(int(uid)) for uid in uids}
-            rows = [structs.replace(row, owner=names[row.owner]) for row in rows]
-            set_aside = [structs.replace(row, owner=names[row.owner]) for row in set_aside]
+            tagged, untagged, set_aside = tasks
+            tasks = statuses.JobStatuses(
+                [structs.replace(row, owner=names[row.owner]) for row in tagged],
+                [structs.replace(row, owner=names[row.owner]) for row in untagged],
+                [structs.replace(row, owner=names[row.owner]) for row in set_aside],
+            )
         accounting = self._accounting.describe_lookup(controller, access.name == SlurmCommands.name)
         self._cluster_info = structs.replace(
             info,
@@ -322,11 +350,14 @@ class Slurm(Adapter):
             taken=taken_at,
             since=clock_offset + since,
             until=taken_at,
-            rows=tuple(rows),
+            rows=tuple(tasks.tagged),
             info=self._cluster_info,
             up_since=clock_offset + up_since,
-            quarantined=tuple(set_aside),
+            quarantined=tuple(tasks.set_aside),
             queue=pending,
+            untagged=tuple(tasks.untagged),
+            clock_lead=clock_lead,
+            terms=self._terms(access, queue.lines) if self.new_jobs else {},
         )
 
     def _judge_launches(
@@ -336,7 +367,7 @@ class Slurm(Adapter):
         unjudged = [
             line
             for line in self._launch_failures.unjudged(lines)
-            if statuses.is_own(line, self.instances, self._user)
+            if line.id in self.known_jobs.by_id or statuses.is_own(line, self.instances, self._user)
         ]
         if unjudged:
             accounts = {controller.slurm_user, controller.slurmd_user}
@@ -344,10 +375,28 @@ class Slurm(Adapter):
 
     def inspect(self) -> ManagerState:
         state = super().inspect()
-        asked_at, reported = time.time(), self._commands.controller().now
-        clock_lead = least_clock_lead(reported, asked_at, time.time())
+        clock_lead = self._clock_lead(self._commands)
         major, minor = self._commands.release_version()
         return structs.replace(state, release=f"{major:02}.{minor:02}", clock_lead=clock_lead)
+
+    @staticmethod
+    def _clock_lead(access: SlurmAccess) -> float:
+        asked_at, reported = time.time(), access.controller().now
+        return least_clock_lead(reported, asked_at, time.time())
+
+    def _terms(
+        self, access: SlurmAccess, lines: Sequence[listing.QueueLine]
+    ) -> dict[str, JobTerms]:
+        """Return the terms of jobs that are listed for the first time.
+
+        Accounts cost a call more. So they are queried if they were sent, and of some jobs only.
+        """
+        terms = dict(statuses.job_terms(lines, self.new_jobs, {}))
+        arrays = {id.partition("_")[0] for id in terms if self.new_jobs[id] is not None}
+        if not arrays:
+            return terms
+        accounts = self._commands.accounts(sorted(arrays)[: listing.IDS_PER_CALL])
+        return dict(statuses.job_terms(lines, self.new_jobs, accounts))
 
     def _summarise(
         self,
@@ -356,7 +405,11 @@ class Slurm(Adapter):
         taken_at: float,
     ) -> tuple[ClusterInfo, ListedQueue]:
         """Return load, free nodes, upcoming reservations, and the queue. Raises ValueError."""
-        own_ids = {line.id for line in lines if statuses.is_own(line, self.instances, self._user)}
+        own_ids = {
+            line.id
+            for line in lines
+            if statuses.is_own(line, self.instances, self._user) or line.id in self.known_jobs.by_id
+        }
         nodes = self._reservations.available_nodes(lines, node_lines, taken_at)
         info = build_cluster_info(lines, nodes, taken_at, own_ids)
         windows = self._reservations.upcoming(lines, nodes, taken_at)

@@ -111,7 +111,12 @@ class SlurmCommands:
         return parse_answer(completed)
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
+        self,
+        *,
+        ids: Sequence[str] = (),
+        user: int | None = None,
+        split_arrays: bool = False,
+        known: Collection[str] = (),
     ) -> listing.QueueListing:
         # --array of 22.05 omits the last task of 0-8:2
         filters = ["--states=all", *(["--array"] if split_arrays else [])]
@@ -128,6 +133,20 @@ class SlurmCommands:
         except Unreachable as error:
             if ids and "Invalid job id" in error.reason:
                 return listing.QueueListing([])
+            raise
+
+    def accounts(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Return the accounts of jobs by their ids, of an array by that of the array."""
+        try:
+            return self._query_listing(
+                "squeue",
+                listing.parse_accounts,
+                ("arrayjobid", "account"),
+                *("--states=all", f"--jobs={','.join(job_ids)}"),
+            )
+        except Unreachable as error:
+            if "Invalid job id" in error.reason:
+                return {}
             raise
 
     def release_version(self) -> tuple[int, int]:

@@ -207,6 +207,12 @@ def parse_queue(text: str, delimiter: str) -> QueueListing:
     return QueueListing([QueueLine(*record) for record in records], unreadable)
 
 
+def parse_accounts(text: str, delimiter: str) -> dict[str, str]:
+    """Parse the output of squeue with job ids and accounts; leave out lines that are no records."""
+    records, _ = split_records(text, delimiter, 2)
+    return {record[0]: record[1] for record in records}
+
+
 def parse_nodes(text: str, delimiter: str) -> list[SinfoRecord]:
     """Parse the output of sinfo with NODE_FIELDS; leave out lines that cannot be read."""
     records, _ = split_records(text, delimiter, len(SinfoRecord._fields))
@@ -354,6 +360,17 @@ def task_count(job: str) -> int:
             raise ValueError(f"a step of {step!r} in {job[:40]!r}")
         count += max((parse_int(last or first) - parse_int(first)) // stride + 1, 0)
     return count
+
+
+def task_ids(record: str) -> list[str]:
+    """Return the native ids of the tasks of a record; none of more tasks than any dispatch has."""
+    array, _, tasks = record.partition("_")
+    try:
+        if not tasks or task_count(record) > MAX_DISPATCHED_TASKS:
+            return []
+        return [f"{array}_{index}" for index in parse_array(tasks.strip("[]")).indices]
+    except ValueError:
+        return []
 
 
 def parse_gres(text: str) -> dict[str, int]:

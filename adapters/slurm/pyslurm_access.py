@@ -117,14 +117,19 @@ class PyslurmAccess(SlurmCommands):
         }
 
     def jobs(
-        self, *, ids: Sequence[str] = (), user: int | None = None, split_arrays: bool = False
+        self,
+        *,
+        ids: Sequence[str] = (),
+        user: int | None = None,
+        split_arrays: bool = False,
+        known: Collection[str] = (),
     ) -> QueueListing:
         if 0 < len(ids) <= _MAX_SINGLE_LOADS and all(native_id.isdecimal() for native_id in ids):
             loaded = [job for native_id in ids for job in self._load_job(native_id)]
         else:
             loaded = self._load_all()
         lines = [self._queue_line(job) for job in loaded if user is None or job.user_id == user]
-        return self._correct_lines(lines)
+        return self._correct_lines(lines, known)
 
     def _load_all(self) -> list[Any]:
         os.environ["SLURM_BITSTR_LEN"] = "0"  # array ranges in full
@@ -176,14 +181,16 @@ class PyslurmAccess(SlurmCommands):
             tag=tag or "",
         )
 
-    def _correct_lines(self, lines: list[QueueLine]) -> QueueListing:
-        """Replace the lines of this account's failed jobs by squeue's.
+    def _correct_lines(self, lines: list[QueueLine], known: Collection[str] = ()) -> QueueListing:
+        """Replace the lines of failed jobs with a tag, and of failed `known` jobs, by squeue's.
 
         pyslurm subtracts 128 from larger exit codes, and confuses task 0 with tasks that were
         cancelled together. A line is queried until squeue, too, lists the job as ended, and stored
         then: squeue lists a failed job as COMPLETING until its nodes are free.
         """
-        doubtful = {_end_key(line) for line in lines if line.tag and _has_failed(line)}
+        doubtful = {
+            _end_key(line) for line in lines if (line.tag or line.id in known) and _has_failed(line)
+        }
         self._squeue_lines = {
             end_key: line for end_key, line in self._squeue_lines.items() if end_key in doubtful
         }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import NamedTuple
 
 from metasched.adapters.slurm.launch_failures import is_held_by_slurm
 from metasched.adapters.slurm.listing import (
@@ -20,11 +23,12 @@ from metasched.adapters.slurm.listing import (
     parse_mark,
     parse_state,
     task_count,
+    task_ids,
 )
 from metasched.adapters.slurm.records import EMPTY_VALUES, parse_int
 from metasched.model.host_lists import count_hosts
 from metasched.model.job import State
-from metasched.model.listing import JobStatus, QuarantinedRow
+from metasched.model.listing import JobStatus, JobTerms, KnownJob, QuarantinedRow
 from metasched.model.tags import parse_number, parse_tag
 
 _REFUSALS = ("BadConstraints",)  # why Slurm can never start a job
@@ -42,40 +46,117 @@ def is_own(line: QueueLine, instances: frozenset[str], user: int | None) -> bool
     )
 
 
+class KnownIds:
+    """Finds known jobs in records of squeue, which may stand for several tasks of an array."""
+
+    def __init__(self, ids: Collection[str]) -> None:
+        self._ids = ids
+        self._arrays = {id.partition("_")[0] for id in ids if "_" in id}
+
+    def of_record(self, record: str) -> list[str]:
+        """Return the known native ids of a record's tasks."""
+        if record in self._ids:
+            return [record]
+        if record.partition("_")[0] not in self._arrays:
+            return []
+        return [id for id in task_ids(record) if id in self._ids]
+
+
+class JobStatuses(NamedTuple):
+    """The tasks in a listing."""
+
+    tagged: list[JobStatus]
+    untagged: list[JobStatus]  # see `Listing.untagged`
+    set_aside: list[QuarantinedRow]  # lines that may be tasks and cannot be used
+
+
 def job_statuses(
     listing: QueueListing,
     instances: frozenset[str],
     user: int | None,
+    known: Mapping[str, JobStatus | KnownJob] = MappingProxyType({}),
     verdict: Callable[[QueueLine], str | None] = lambda _: "",
-) -> tuple[list[JobStatus], list[QuarantinedRow]]:
-    """Return the tasks of `instances`, and the lines that may be tasks and cannot be used.
+) -> JobStatuses:
+    """Return the tasks of `instances`, and the `known` jobs without a tag of theirs.
 
     If `user` is None, each has its owner's user id. The account column is the controller's, and
     names the owner of a line. A line without a readable account may be of any user. `verdict`: see
     `LaunchFailures.verdict`.
     """
     statuses: list[JobStatus] = []
-    set_aside: dict[tuple[str, str], QuarantinedRow] = {}  # by tag and owner
+    untagged: list[JobStatus] = []
+    set_aside: dict[tuple[str, str, int], QuarantinedRow] = {}  # by tag, owner and task
     counts: Counter[tuple[str, str]] = Counter()
+    known_ids = KnownIds(known)
+
+    def set_line_aside(row: QuarantinedRow) -> None:
+        set_aside[row.tag, row.owner, row.task] = row
+
     if listing.unreadable:
-        set_aside["", ""] = quarantined_line(listing.unreadable)
+        set_line_aside(quarantined_line(listing.unreadable))
     for line in listing.lines:
         tag, uid = line.tag.partition("/")[0], parse_number(line.user)
         if uid is None:
             row = quarantined_line(line.user)
             if parse_tag(tag, instances) is not None:
                 row = QuarantinedRow(tag, -1, "", "its account cannot be read")
-            set_aside[row.tag, ""] = row
-        elif is_own(line, instances, user):
-            owner = "" if user is not None else str(uid)
-            counts[tag, owner] += len(parse_mark(line.tag, line.id))
+            set_line_aside(row)
+            continue
+        if user not in (None, uid):
+            continue
+        owner = "" if user is not None else str(uid)
+        shown: Collection[str] = ()  # native ids of the tasks that the mark names
+        if is_own(line, instances, user):
+            tasks = parse_mark(line.tag, line.id)
+            counts[tag, owner] += len(tasks)
             try:
                 if counts[tag, owner] > MAX_DISPATCHED_TASKS:
                     raise ValueError(f"more than {MAX_DISPATCHED_TASKS} tasks")
-                statuses += _statuses_of(line, owner, verdict(line))
+                statuses += _statuses_of(line, owner, tasks, verdict(line))
+                shown = tasks.values()
             except ValueError as error:
-                set_aside[tag, owner] = QuarantinedRow(tag, -1, owner, f"job {line.id}: {error}")
-    return statuses, list(set_aside.values())
+                set_line_aside(QuarantinedRow(tag, -1, owner, f"job {line.id}: {error}"))
+        if line.id in shown and not line.id.endswith("]"):
+            continue
+        for native_id in known_ids.of_record(line.id):
+            if native_id in shown:
+                continue
+            try:
+                untagged += _statuses_of(line, owner, {("", 0): native_id}, verdict(line))
+            except ValueError as error:
+                job = known[native_id]
+                set_line_aside(QuarantinedRow(job.tag, job.task, owner, f"job {line.id}: {error}"))
+    return JobStatuses(statuses, untagged, list(set_aside.values()))
+
+
+def job_terms(
+    lines: Iterable[QueueLine], new_jobs: Mapping[str, str | None], accounts: Mapping[str, str]
+) -> Iterator[tuple[str, JobTerms]]:
+    """Yield native ids and terms of new jobs; leave out lines that cannot be read."""
+    known_ids = KnownIds(new_jobs)
+    for line in lines:
+        for native_id in known_ids.of_record(line.id):
+            with suppress(ValueError):
+                yield (
+                    native_id,
+                    JobTerms(
+                        cpus=parse_int(line.cpus.partition("-")[0]),
+                        pending=parse_state(line.state) is State.PENDING,
+                        account=accounts.get(native_id.partition("_")[0]),
+                        partition=line.partition,
+                        limit=parse_duration(line.limit),
+                    ),
+                )
+
+
+def claim(line: QueueLine, native_id: str, tag: str = "", task: int = 0) -> JobStatus:
+    """Return what tells whether a line is a known job; its other values may be unreadable."""
+    submitted, restarts = parse_number(line.submitted), parse_number(line.restarts)
+    return JobStatus(
+        *(tag, task, native_id, parse_state(line.state)),
+        restarts=restarts or 0,
+        submitted=None if submitted is None else float(submitted),
+    )
 
 
 def quarantined_line(text: str) -> QuarantinedRow:
@@ -86,7 +167,7 @@ def quarantined_line(text: str) -> QuarantinedRow:
 def is_readable(line: QueueLine) -> bool:
     """Return whether all columns of a line can be used."""
     try:
-        _statuses_of(line, "", "")
+        _statuses_of(line, "", parse_mark(line.tag, line.id), "")
         times = (line.submitted, line.eligible, line.start, line.end)
         [parse_epoch_time(time) for time in times]
         parse_duration(line.limit)
@@ -98,14 +179,15 @@ def is_readable(line: QueueLine) -> bool:
         return False
 
 
-def _statuses_of(line: QueueLine, owner: str, unbegun_on: str | None) -> list[JobStatus]:
-    """Return the tasks that a record stands for. Raises ValueError.
+def _statuses_of(
+    line: QueueLine, owner: str, tasks: Mapping[tuple[str, int], str], unbegun_on: str | None
+) -> list[JobStatus]:
+    """Return the tasks that a record stands for, given their native ids. Raises ValueError.
 
     `unbegun_on` are the nodes that could not begin it. None: not known yet, so it still ends.
     """
     if unbegun_on is None:
         line = line._replace(state="COMPLETING")
-    tasks = parse_mark(line.tag, line.id)
     if not tasks and line.tag.endswith("/a") and not _EMPTY_ARRAY.fullmatch(line.id):
         raise ValueError(f"{line.id[:40]!r} names no tasks of a dispatch")
     current = parse_state(line.state)
@@ -115,6 +197,7 @@ def _statuses_of(line: QueueLine, owner: str, unbegun_on: str | None) -> list[Jo
     ended = parse_epoch_time(line.end) if has_ended(current) else None
     manager_reason = "" if line.reason in EMPTY_VALUES else line.reason
     node = "" if line.nodes in EMPTY_VALUES else line.nodes
+    submitted = parse_epoch_time(line.submitted)
     restarts = parse_int(line.restarts) - _is_requeued_while_completing(line)
     # for a record of several tasks Slurm shows the start of a single task, without its id
     expected = _expected_start(line) if current is State.PENDING and len(tasks) == 1 else None
@@ -137,6 +220,7 @@ def _statuses_of(line: QueueLine, owner: str, unbegun_on: str | None) -> list[Jo
             and not is_held_by_slurm(line),
             unbegun_on=unbegun_on or "",
             owner=owner,
+            submitted=submitted,
             expected=expected,
         )
         for (tag, task), native_id in tasks.items()

@@ -257,7 +257,10 @@ class Reconciler:
                 # its command may have arrived just before a listing proved it to be missing
                 accepted = attempt.missing_since
             missing_tasks.append(
-                MissingTask(tag, task.index, attempt.native_id, attempt.dispatched, accepted)
+                MissingTask(
+                    *(tag, task.index, attempt.native_id, attempt.dispatched, accepted),
+                    submitted=attempt.submitted,
+                )
             )
         if has_accounting and missing_tasks:
             self._state.outcome.actions.append(QueryAccounting(view.name, tuple(missing_tasks)))

@@ -80,7 +80,7 @@ from metasched.core.user_requests import UserRequests
 from metasched.core.withdrawals import Withdrawals
 from metasched.model.cluster import Cluster, ClusterInfo
 from metasched.model.job import Job, Reason, State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import JobStatus, KnownJob
 from metasched.model.row_checks import RowDefect
 from metasched.model.tags import Instances, TagKey
 from metasched.policies.classify import Classifier
@@ -444,6 +444,39 @@ class Core:
     def tasks_on(self, cluster: str) -> list[Task]:
         """Return the tasks whose live attempt is on a cluster."""
         return list(self.state.views[cluster].live_tasks.values())
+
+    def known_jobs(self, cluster: str, *, all: bool) -> tuple[KnownJob, ...]:
+        """Return the jobs of live attempts that the last listing lacked, or of all."""
+        view = self.state.views[cluster]
+        tasks = view.live_tasks if all else view.needs_attention
+        jobs = (
+            self._known_job(task)
+            for task in tasks.values()
+            if all or task.live_attempt.missing or not task.live_attempt.in_last_listing
+        )
+        return tuple(job for job in jobs if job is not None)
+
+    def known_jobs_of(self, job: int, dispatch_id: int, indices: Iterable[int]) -> list[KnownJob]:
+        """Return the jobs of those tasks of a dispatch whose live attempt it is."""
+        tasks = self.state.dispatches.get((job, dispatch_id), {})
+        jobs = (self._known_job(tasks[index]) for index in indices if index in tasks)
+        return [known for known in jobs if known is not None]
+
+    def _known_job(self, task: Task) -> KnownJob | None:
+        """Return the job of a task's live attempt; None if its manager has confirmed none."""
+        attempt = task.live_attempt
+        if not attempt.native_id:
+            return None
+        return KnownJob(
+            attempt.native_id,
+            self.state.live_tag(task),
+            task.index,
+            task.job.user,
+            attempt.dispatched,
+            attempt.accepted,
+            attempt.submitted,
+            attempt.restarts,
+        )
 
     def decided_before_refusal(self, task: Task) -> bool:
         """Return whether a task's dispatch was decided before its manager refused jobs like it."""

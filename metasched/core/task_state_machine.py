@@ -249,6 +249,8 @@ class TaskStateMachine:
         attempt.gone_first = False
         attempt.lease_expired = False  # its change of state leases its licences again
         attempt.native_id = status.native_id
+        if status.submitted is not None:
+            attempt.submitted = status.submitted
         # a restarted attempt that is pending has no start yet
         if status.state is State.PENDING:
             attempt.started = None

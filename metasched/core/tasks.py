@@ -68,6 +68,7 @@ class Attempt(msgspec.Struct):
     accounting_queries: int = 0  # since it is missing
     next_accounting_query: float = 0.0
     native_id: str | None = None
+    submitted: float | None = None  # by its manager's clock, as last listed
     intent: Intent | None = None  # reason to withdraw it
     target: str | None = None  # target cluster after the withdrawal
     withdrawal_requested: float | None = None  # when the manager was last asked to cancel it

@@ -27,6 +27,7 @@ from metasched.core.events import (
     DispatchSkipped,
     ListingReceived,
 )
+from metasched.daemon.alterations import Alterations
 from metasched.daemon.circuit_breaker import CircuitBreaker
 from metasched.daemon.command_executor import CommandExecutor
 from metasched.daemon.dispatches_in_flight import DispatchesInFlight
@@ -95,6 +96,7 @@ class ClusterConnection:
         self.last_listed = 0.0  # epoch seconds of the listing that the next delta refers to
         self._full_poll = True  # the next poll requests the whole listing
         self._cursor = cursor  # the ends before it are applied for good
+        self.alterations = Alterations(self.name)
         self.excluded_passes = 0  # of its local policy, as listed since the start of the service
         self._passes_listed = 0  # the same, of the present worker
         self._next_poll = 0.0  # monotonic seconds
@@ -236,8 +238,15 @@ class ClusterConnection:
     async def _poll(self) -> None:
         clock_detector = ClockStepDetector()
         criticality = self._host.core.licences.rho
+        known = self._host.core.known_jobs(self.name, all=self._full_poll)
+        if self._host.settings.launcher is None:
+            known = tuple(structs.replace(job, owner="") for job in known)
         call = WorkerCall(
-            "poll", full=self._full_poll, cursor=self._cursor, criticality=criticality
+            "poll",
+            full=self._full_poll,
+            cursor=self._cursor,
+            criticality=criticality,
+            known=known,
         )
         self._in_flight.begin_poll()
         reply = await self.worker.call(call)
@@ -268,6 +277,7 @@ class ClusterConnection:
         self.breaker.record_success()
         self._note_breaker(AuditKind.BREAKER_CLOSED, "")
         self._note_exclusions(reply.exclusions)
+        self.alterations.add(delta.alterations)
         self._full_poll = False
         delta, looked_up = self._forgotten.look_up(delta)
         self.start_times.update(delta, core.instances)

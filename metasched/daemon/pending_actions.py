@@ -260,11 +260,14 @@ class PendingActions:
 
     def withdrawal_request(self, pending: PendingWithdrawal) -> Withdrawal:
         """Return a withdrawal in the terms of the adapter."""
+        action = pending.action
+        known = self._host.core.known_jobs_of(action.job, action.dispatch_id, action.native_ids)
         return Withdrawal(
             tag=self._tag(pending.action),
             user=pending.owner,
             native_ids=pending.action.native_ids,
             only_pending=pending.action.only_pending,
+            jobs=tuple(known),
         )
 
     def remove_withdrawals(self, batch: list[PendingWithdrawal], reason: str = "") -> None:

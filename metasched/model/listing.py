@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 from msgspec import structs
@@ -40,12 +42,53 @@ class JobStatus(msgspec.Struct):
     # that the payload did not begin, and by whose fault
     unbegun_on: str = ""
     owner: str = ""  # site mode: account that the manager reports; a row counts for its tasks only
+    # epoch seconds of the manager's clock; a requeue by the manager may change it
+    submitted: float | None = None
     expected: float | None = None  # epoch seconds; start that the manager expects
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobStatus) and (
             structs.astuple(self)[:-1] == structs.astuple(other)[:-1]
         )
+
+
+class KnownJob(msgspec.Struct, frozen=True, array_like=True):
+    """A job of a live attempt, by what its owner cannot change. Times are epoch seconds."""
+
+    native_id: str
+    tag: str  # of the attempt; the job may carry another text by now
+    task: int  # index of the task in its job's array
+    owner: str  # as in `JobStatus`
+    dispatched: float  # when the intent was stored
+    accepted: float | None  # when the manager confirmed the dispatch
+    submitted: float | None  # as last listed, see `JobStatus`; None: it was never listed
+    restarts: int  # by the manager, as last listed
+
+
+class JobTerms(msgspec.Struct, frozen=True):
+    """Terms of a job as its manager lists them; a plug-in there may have changed them."""
+
+    cpus: int
+    pending: bool  # before a start its processors are as requested, then as allocated
+    account: str | None = None  # None: not asked for
+    partition: str = ""
+    limit: float | None = None  # seconds; None: no limit
+
+
+# "copy": a job carries the tag of another job
+AlterationKind = Literal["tag", "account", "partition", "limit", "processors", "copy"]
+
+
+class Alteration(msgspec.Struct, frozen=True):
+    """A term of a job that its manager lists otherwise than metasched sent it."""
+
+    kind: AlterationKind
+    tag: str  # of the dispatch
+    task: int  # index of the task in its job's array
+    native_id: str
+    sent: str
+    listed: str
+    jobs: int = 1  # number of jobs in this listing with an alteration of this kind
 
 
 class PendingJob(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +158,11 @@ class Listing:
     cursor: str = ""  # position after the last end in `rows`; "": all ends are in `rows`
     partial: bool = False  # further ends and the open tasks follow in the next listing
     queue: ListedQueue | None = None  # None: its order is unknown; no decision depends on it
+    # Jobs of `Adapter.known_jobs` that carry no tag, or another one than they should. `tag` is ""
+    # and `task` 0.
+    untagged: tuple[JobStatus, ...] = ()
+    clock_lead: float = 0.0  # seconds; of the manager's clock, `least_clock_lead`
+    terms: Mapping[str, JobTerms] = field(default_factory=dict)  # of `Adapter.new_jobs`, by id
 
 
 class PolicyExclusions(msgspec.Struct, frozen=True):
@@ -135,6 +183,7 @@ class MissingTask(msgspec.Struct, frozen=True):
     # when the manager confirmed the dispatch; without native id: since when it can arrive no more
     accepted: float | None = None
     user: str = ""  # site mode: owner of the job; records of other users do not count
+    submitted: float | None = None  # as last listed, see `JobStatus`; None: it was never listed
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def check(lines: Mapping[str, Sequence[str]], user: int) -> None:
     queue, nodes = text.parse_queue(outputs["queue"], "~"), text.parse_nodes(outputs["nodes"], "~")
     controller = text.parse_controller(outputs["config"])
 
-    rows, _ = statuses.job_statuses(queue, frozenset({INSTANCE}), user)
+    rows, _, _ = statuses.job_statuses(queue, frozenset({INSTANCE}), user)
     assert {
         (int(row.tag.split("-")[2]), row.task): (
             row.state,

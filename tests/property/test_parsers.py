@@ -158,7 +158,7 @@ def test_any_readable_line_of_slurm_can_be_used(queue: str, nodes: str) -> None:
     if listed is None:
         return
     for user in (0, None):
-        rows, set_aside = statuses.job_statuses(listed, frozenset({INSTANCE}), user)
+        rows, _, set_aside = statuses.job_statuses(listed, frozenset({INSTANCE}), user)
         assert not listed.unreadable or "" in {row.tag for row in set_aside}
         encode_rows(rows)
     lines = [job for job in listed.lines if statuses.is_readable(job)]

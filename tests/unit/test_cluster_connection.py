@@ -42,7 +42,8 @@ class FakeProcess:
 
 def a_connection(name: str = "c") -> ClusterConnection:
     settings = ClusterSettings(Cluster(name=name, adapter="local"), {}, 1.0, 1.0, None, {})
-    host = SimpleNamespace(quarantine=Quarantine())
+    settings_of_host = SimpleNamespace(launcher=None)
+    host = SimpleNamespace(quarantine=Quarantine(), settings=settings_of_host)
     return ClusterConnection(cast(SchedulerHost, host), settings)
 
 

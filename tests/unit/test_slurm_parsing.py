@@ -92,7 +92,7 @@ def row(**changed: str) -> JobStatus:
 
 
 def rows_of(lines: list[text.QueueLine]) -> list[JobStatus]:
-    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), 1000)
+    rows, _, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), 1000)
     assert set_aside == []
     return rows
 
@@ -105,7 +105,7 @@ def facts(*jobs: text.QueueLine) -> ClusterInfo:
 
 
 def test_recorded_rows_of_own_jobs() -> None:
-    rows, set_aside = statuses.job_statuses(text.parse_queue(QUEUE, "~"), frozenset({OURS}), 0)
+    rows, _, set_aside = statuses.job_statuses(text.parse_queue(QUEUE, "~"), frozenset({OURS}), 0)
     assert set_aside == []
     recorded = [(r.tag, r.task, r.native_id, r.state, r.started, r.ended) for r in rows]
     at = 1795228096.0
@@ -265,7 +265,9 @@ def test_a_line_that_is_no_record_costs_no_other(answer: str, lost: set[str]) ->
     whole, (lines, unreadable) = text.parse_queue(QUEUE, "~"), text.parse_queue(answer, "~")
     assert unreadable
     assert lines == [line for line in whole.lines if line.id not in lost]
-    _, set_aside = statuses.job_statuses(text.QueueListing(lines, unreadable), frozenset({OURS}), 0)
+    _, _, set_aside = statuses.job_statuses(
+        text.QueueListing(lines, unreadable), frozenset({OURS}), 0
+    )
     assert [(row.tag, row.task) for row in set_aside] == [("", -1)]
 
 
@@ -288,7 +290,7 @@ def test_a_line_that_cannot_be_used_is_set_aside_alone(
     changed: dict[str, str], tag: str | None
 ) -> None:
     lines = [line(**changed), line(id="8", tag="ms-abcd1234-2-1")]
-    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), 1000)
+    rows, _, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), 1000)
     assert [row.tag for row in rows] == ["ms-abcd1234-2-1"]
     expected = [] if tag is None else [(tag, -1, "")]
     assert [(row.tag, row.task, row.owner) for row in set_aside] == expected
@@ -297,7 +299,7 @@ def test_a_line_that_cannot_be_used_is_set_aside_alone(
 def test_one_tag_stands_for_no_more_tasks_than_a_dispatch_has() -> None:
     """Any user can copy metasched's marks to his arrays, and Slurm may list each task on a line."""
     lines = [line(id=f"7_{i}", user="1001", tag="ms-abcd1234-1-1/a") for i in range(5000)]
-    rows, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), None)
+    rows, _, set_aside = statuses.job_statuses(text.QueueListing(lines), frozenset({OURS}), None)
     assert len(rows) == text.MAX_DISPATCHED_TASKS
     assert [(row.tag, row.task, row.owner) for row in set_aside] == [
         ("ms-abcd1234-1-1", -1, "1001")

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "s0005"
-down_revision = "s0003"
+down_revision = "s0004"
 
 
 def upgrade() -> None:
