@@ -172,7 +172,7 @@ class Drmaa(Adapter):
         self._profile.withdraw_all(withdrawals)
 
     def poll(self) -> Listing:
-        return self._profile.poll()
+        return self._profile.poll(self.known_jobs)
 
     def inspect(self) -> ManagerState:
         if isinstance(self._profile, GenericDrmaa):

@@ -22,6 +22,7 @@ from msgspec import structs
 from metasched.adapters.base import Submission, Withdrawal
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession, JobExit
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.adapters.single_submissions import submit_each
 from metasched.model.adapter_errors import Refused
 from metasched.model.cluster import Cluster, ClusterInfo, ManagerLicences, NodeCapacity, Partition
@@ -223,8 +224,8 @@ class GenericDrmaa:
             self._store_record(structs.replace(record, killed=True, held=withdrawal.only_pending))
             self._session.control(record.native_id, "terminate")
 
-    def poll(self) -> Listing:
-        """Query the status of every task that has not ended."""
+    def poll(self, _: KnownJobs) -> Listing:
+        """Query the status of every task that has not ended, by the native ids in its journal."""
         self._session.open()  # without a session nothing can be submitted
         polled_at = time.time()
         for key, record in list(self._tasks.items()):

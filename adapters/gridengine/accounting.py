@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -21,6 +22,7 @@ from metasched.adapters.gridengine.listing import (
 _FIRST_READ = 2**30  # bytes; of a longer file only the end is read at first
 _BLOCK = 2**22  # bytes
 _NAME_COLUMN = 4  # of a job; the column before is its owner
+_ID_COLUMN = 5
 
 
 class AccountingFile:
@@ -36,14 +38,19 @@ class AccountingFile:
         self.unreadable: list[UnreadableJob] = []  # lines of the last `read_new` that were left out
         self._file: IO[bytes] | None = None
         self._partial = b""
+        self._ids: Container[str] = ()  # of known jobs
         self.since: float | None = None
 
     def add_instances(self, instances: frozenset[str]) -> None:
         """Recognise the names of these instances, too, in lines that are not read yet."""
         self._needles += tuple(f":ms-{name}-".encode() for name in sorted(instances))
 
-    def read_new(self) -> list[AccountingLine]:
-        """Return the lines appended since the last call, but those that are `unreadable`."""
+    def read_new(self, ids: Container[str] = ()) -> list[AccountingLine]:
+        """Return the lines appended since the last call, but those that are `unreadable`.
+
+        Lines of the jobs `ids` count, too: their owners may have renamed them.
+        """
+        self._ids = ids
         read_at, self.unreadable = time.time(), []
         lines: list[AccountingLine] = []
         if self._file is not None:
@@ -110,12 +117,16 @@ class AccountingFile:
         while block := file.read(_BLOCK):
             *lines, self._partial = (self._partial + block).split(b"\n")
             for line in lines:
-                if any(needle in line for needle in self._needles):
+                if any(needle in line for needle in self._needles) or self._is_known(line):
                     try:
                         parsed.append(parse_accounting_line(_decode(line)))
                     except ValueError as error:
                         self.unreadable += _set_aside(_decode(line), str(error))
         return parsed
+
+    def _is_known(self, line: bytes) -> bool:
+        fields = line.split(b":", _ID_COLUMN + 1)
+        return len(fields) > _ID_COLUMN and fields[_ID_COLUMN].decode(errors="replace") in self._ids
 
 
 def _set_aside(line: str, defect: str) -> list[UnreadableJob]:

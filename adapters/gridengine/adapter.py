@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from metasched.adapters.base import ManagerState, Submission, Withdrawal, least_clock_lead
+from metasched.adapters.base import ManagerState, Submission, Withdrawal
 from metasched.adapters.drmaa.job_script import build_job_script
 from metasched.adapters.drmaa.session import DrmaaSession
 from metasched.adapters.gridengine import listing
@@ -26,6 +26,7 @@ from metasched.adapters.gridengine.cell_files import cell_folder
 from metasched.adapters.gridengine.cluster_info import CellDemand, cluster_info, listed_queue
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.gridengine.foreign_use import ForeignUseFile
+from metasched.adapters.gridengine.renamed_jobs import clock_lead, identify, key_of_ended
 from metasched.adapters.gridengine.reservation_listing import (
     AdvanceReservation,
     CellListing,
@@ -40,6 +41,7 @@ from metasched.adapters.gridengine.submission import (
     parse_answer,
 )
 from metasched.adapters.gridengine.withdrawals import Deletion, DeletionLog, JobDeletion
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.adapters.launcher_client import LauncherClient
 from metasched.adapters.manager_uptime import ManagerUptime
 from metasched.adapters.single_submissions import submit_each
@@ -207,7 +209,7 @@ class GridEngine:
         """End tasks; see `JobDeletion.withdraw_all`."""
         self._job_deletion.withdraw_all(withdrawals)
 
-    def poll(self) -> Listing:
+    def poll(self, known: KnownJobs) -> Listing:
         """List the whole cell by four commands and the new lines of the accounting file.
 
         Reservations need a few more commands (`GridEngineReservations.unreserved`). The accounting
@@ -217,6 +219,7 @@ class GridEngine:
         configuration = self._configuration()
         jobs, unreadable = self._commands.list_jobs("*")
         proves_since = self._follow_start(time.monotonic())
+        own_jobs, copies = identify(self._commands, self._own_jobs, jobs, known)
         if self._launcher is None:
             # Without a session nothing can be submitted. Last, since it may hang with the qmaster.
             self._session.open()
@@ -231,8 +234,8 @@ class GridEngine:
             "-F",
         )
         self._hosts = frozenset(host.name for host in hosts)
-        for line in self._accounting.read_new():
-            key = self._own_jobs.key(line.name, line.owner)
+        for line in self._accounting.read_new(known.by_id):
+            key = key_of_ended(self._own_jobs, line, known)
             if key is not None and line.started:
                 self._accounting_lines[key] = line
                 self._set_aside.discard(key)
@@ -241,7 +244,6 @@ class GridEngine:
             CellListing(jobs, hosts, listed_at, self._scheduling_rules(totals))
         )
         lag = configuration.accounting_delay + self._settings.settle
-        own_jobs = self._own_jobs.select(jobs)
         self._set_aside.update(unreadable, self._accounting.unreadable, own_jobs, listed_at, lag)
         statuses = self._task_statuses(own_jobs, listed_at, lag)
         demand = CellDemand(
@@ -269,6 +271,7 @@ class GridEngine:
             ),
             quarantined=self._set_aside.rows,
             queue=listed_queue(demand),
+            untagged=tuple(copies),
         )
 
     def inspect(self) -> ManagerState:
@@ -285,15 +288,8 @@ class GridEngine:
             partitions=tuple(partition.name for partition in info.partitions),
             records="accounting file",
             release=self._commands.query(listing.parse_release, "qstat", "-help"),
-            clock_lead=self._clock_lead(),
+            clock_lead=clock_lead(self._commands),
         )
-
-    def _clock_lead(self) -> float | None:
-        """Return `least_clock_lead` of the qmaster; None if it reports no time."""
-        asked_at = time.time()
-        if (times := self._commands.qmaster_times()) is None:
-            return None
-        return least_clock_lead(times[1], asked_at, time.time())
 
     def query_foreign_use(self, query: UseQuery) -> UseAnswer:
         return self._foreign_use.query(query)
@@ -338,7 +334,10 @@ class GridEngine:
         may_be_any = ("", -1, "") in self._set_aside
         for key, job in own_jobs.items():
             if key not in ended:
-                live[key] = structs.replace(listing.live_status(job, *key[:2]), owner=key[2])
+                previous = self._live_statuses.get(key)
+                submitted = job.submitted or (previous.submitted if previous else None)
+                status = listing.live_status(job, *key)
+                live[key] = structs.replace(status, submitted=submitted)
                 self._missing_since.pop(key, None)
         for key, status in self._live_statuses.items():
             if key in own_jobs or key in ended or key in self._set_aside:

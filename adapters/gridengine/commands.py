@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from metasched.adapters.gridengine import listing
@@ -83,6 +84,15 @@ class CellCommands:
     def list_jobs(self, user: str) -> listing.QstatListing:
         """List the jobs of a user, or of all users for `*`."""
         return self.query(listing.parse_jobs, "qstat", "-xml", "-r", "-u", user)
+
+    def submissions(self, ids: Sequence[str]) -> dict[str, float]:
+        """Return the times of submission of jobs by their ids, as far as the jobs exist."""
+        times: dict[str, float] = {}
+        for id_list in id_lists(ids):
+            # an unknown id changes the form of the answer
+            with suppress(Unreachable):
+                times |= self.query(listing.parse_submissions, "qstat", "-xml", "-j", id_list)
+        return times
 
     def list_hosts(self) -> list[listing.ExecutionHost]:
         """List the execution hosts with their queues and free consumables."""

@@ -17,6 +17,7 @@ from time import strptime
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.model.arrays import MAX_INDEX
 from metasched.model.cluster import ManagerLicences
 from metasched.model.job import State
@@ -112,6 +113,7 @@ class AccountingLine(NamedTuple):
     max_memory: float  # bytes
     # whether sge_execd has reported the run: without page faults and memory nothing has run
     is_measured: bool
+    submitted: float  # epoch seconds
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ class QueueLimits:
 
 
 TaskKey = tuple[str, int, str]  # tag, task index, and in site mode the owner of the job
+NO_KNOWN_JOBS = KnownJobs({})
 
 
 class OwnJobs:
@@ -197,10 +200,41 @@ class OwnJobs:
             return *task, owner
         return (*task, "") if owner == self.user else None
 
-    def select(self, jobs: Iterable[QstatJob]) -> dict[TaskKey, QstatJob]:
-        """Return the jobs of this instance, by task."""
-        keyed = ((self.key(job.name, job.owner), job) for job in jobs)
-        return {key: job for key, job in keyed if key is not None}
+    def select(
+        self,
+        jobs: Iterable[QstatJob],
+        known: KnownJobs = NO_KNOWN_JOBS,
+        clock_lead: float = 0.0,
+    ) -> dict[TaskKey, QstatJob]:
+        """Return the jobs of this instance, by task; `known` ones also without their name."""
+        return self.identify(jobs, known, clock_lead)[0]
+
+    def identify(
+        self, jobs: Iterable[QstatJob], known: KnownJobs, clock_lead: float
+    ) -> tuple[dict[TaskKey, QstatJob], list[JobStatus]]:
+        """Return the jobs of this instance by task, and jobs with the name of another."""
+        listed: dict[str, QstatJob] = {}
+        tagged, untagged = [], []
+        for job in jobs:
+            key = self.key(job.name, job.owner)
+            if key is not None:
+                tagged.append(live_status(job, *key))
+            elif job.id in known.by_id and self.user in ("", job.owner):
+                untagged.append(live_status(job, "", 0, "" if self.user else job.owner))
+            else:
+                continue
+            listed[job.id] = job
+        rows, copies = known.identify(tagged, untagged, clock_lead)
+        return {(row.tag, row.task, row.owner): listed[row.native_id] for row in rows}, copies
+
+    def renamed(self, jobs: Iterable[QstatJob], known: KnownJobs) -> list[QstatJob]:
+        """Return jobs with known ids and other names."""
+        return [
+            job
+            for job in jobs
+            if (found := known.by_id.get(job.id)) is not None and self.user in ("", job.owner)
+            if self.key(job.name, job.owner) != (found.tag, found.task, found.owner)
+        ]
 
     def set_aside(self, jobs: Iterable[UnreadableJob]) -> dict[TaskKey, QuarantinedRow]:
         """Return the jobs that may be of this instance, by task.
@@ -279,6 +313,19 @@ def _parse_job(element: ElementTree.Element) -> QstatJob:
     if not (job.name and job.owner and job.state and job.task_count > 0 and job.slots >= 0):
         raise ValueError(f"job {job.id} has no name, owner, state or tasks")
     return job
+
+
+def parse_submissions(xml: str) -> dict[str, float]:
+    """Parse `qstat -j -xml`: the times of submission by job id; leave out unreadable jobs."""
+    times = {}
+    for element in xml_root(xml, "detailed_job_info").iter("element"):
+        number, submitted = (
+            element.findtext(name) for name in ("JB_job_number", "JB_submission_time")
+        )
+        if number and submitted:
+            with suppress(ValueError):
+                times[str(parse_int(number))] = epoch_seconds(submitted)
+    return times
 
 
 def parse_hosts(xml: str) -> list[ExecutionHost]:
@@ -517,6 +564,7 @@ def parse_accounting_line(line: str) -> AccountingLine:
         category=fields[39],
         max_memory=parse_amount(fields[42]),
         is_measured=any(parse_amount(fields[column]) for column in _USAGE_COLUMNS),
+        submitted=epoch_seconds(fields[8]),
     )
 
 
@@ -543,7 +591,7 @@ def parse_job_name(name: str, instances: frozenset[str]) -> tuple[str, int] | No
     return tag, index
 
 
-def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
+def live_status(job: QstatJob, tag: str, task: int, owner: str = "") -> JobStatus:
     """Return the status of a job that qstat lists."""
     started = job.started
     if job.is_waiting or ("t" in job.state and not job.was_rescheduled):
@@ -561,6 +609,8 @@ def live_status(job: QstatJob, tag: str, task: int) -> JobStatus:
         restarts=int(job.was_rescheduled),
         # no command shows when the host has ended the former run
         restart_stays=job.was_rescheduled and state is State.PENDING,
+        owner=owner,
+        submitted=job.submitted,
     )
 
 
@@ -614,6 +664,7 @@ def ended_status(line: AccountingLine, tag: str, task: int, killed: bool) -> Job
         node=line.host,
         cpu_seconds=line.cpu_seconds,
         max_memory=int(line.max_memory / 2**20),
+        submitted=line.submitted,
     )
 
 

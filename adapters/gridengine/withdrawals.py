@@ -18,6 +18,8 @@ from msgspec import structs
 from metasched.adapters.base import Withdrawal
 from metasched.adapters.gridengine.commands import IDS_PER_COMMAND, CellCommands, id_lists
 from metasched.adapters.gridengine.listing import OwnJobs, QstatJob, TaskKey
+from metasched.adapters.gridengine.renamed_jobs import identify
+from metasched.adapters.known_jobs import KnownJobs
 from metasched.model.adapter_errors import Unreachable
 
 _DELETED_MESSAGE = re.compile(r"has deleted job (\d+)")
@@ -169,11 +171,18 @@ class JobDeletion:
             raise Unreachable(f"qhold: {messages or 'not held'}")
 
     def _find(self, withdrawals: Sequence[Withdrawal]) -> dict[TaskKey, QstatJob]:
-        """List the live jobs of withdrawn tasks."""
+        """List the live jobs of withdrawn tasks.
+
+        A renamed job is one if this listing shows that it is the known job.
+        """
         user = self._own_jobs.user or withdrawals[0].user
         owner = "" if self._own_jobs.user else user
         requested = {(w.tag, index, owner) for w in withdrawals for index in w.native_ids}
-        jobs = self._own_jobs.select(self._commands.list_jobs(user).jobs)
+        listed = self._commands.list_jobs(user).jobs
+        known = KnownJobs(
+            {}, [structs.replace(j, owner=owner) for w in withdrawals for j in w.jobs]
+        )
+        jobs, _ = identify(self._commands, self._own_jobs, listed, known)
         return {key: job for key, job in jobs.items() if key in requested}
 
     def _delete(self, user: str, jobs: Mapping[TaskKey, QstatJob], held: bool) -> None:
