@@ -53,7 +53,8 @@ from metasched.api.request import CurrentCaller, CurrentService, request_source
 from metasched.api.struct_body import HALF_A_CHARACTER
 from metasched.api.throttle import Throttle
 from metasched.api.version_exchange import PATHS, VersionExchange
-from metasched.client.site_answers import HealthRow
+from metasched.client.site_answers import AlteredRow, HealthRow
+from metasched.daemon.alterations import describe_alteration
 from metasched.daemon.descriptors import descriptor_use
 from metasched.daemon.service import Daemon, SchedulerService, ServiceReplaced
 from metasched.db.store import StorageFailed, StorageUncertain
@@ -134,9 +135,24 @@ def create_app(daemon: Daemon, add_pages: AddPages | None = None) -> FastAPI:
             "configuration": configuration_row(daemon) if caller.operator else None,
             "withdrawals": withdrawal_rows(service) if caller.operator else [],
             "delayed": throttle.delay_rows(MAX_LISTED) if caller.operator else [],
+            "altered": altered_rows(service) if caller.operator else [],
         }
 
     return app
+
+
+def altered_rows(service: SchedulerService) -> list[AlteredRow]:
+    """Return what managers list otherwise than it was sent, by cluster and kind."""
+    return [
+        {
+            "cluster": name,
+            "kind": first.kind,
+            "jobs": first.jobs,
+            "first": describe_alteration(first),
+        }
+        for name, connection in service.connections.items()
+        for first in connection.alterations.first
+    ]
 
 
 def configuration_row(daemon: Daemon) -> dict[str, Any]:

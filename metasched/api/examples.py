@@ -588,6 +588,7 @@ ANSWERS: Mapping[tuple[str, str], Any] = {
         "configuration": None,
         "withdrawals": [],
         "delayed": [],
+        "altered": [],
     },
 }
 

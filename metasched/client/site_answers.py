@@ -39,6 +39,15 @@ class UseRow(TypedDict):
     shares: BreakerRow
 
 
+class AlteredRow(TypedDict):
+    """A term that a cluster's manager lists otherwise than metasched sent it."""
+
+    cluster: str
+    kind: str  # tag, account, partition, limit, processors; copy: a tag on another job
+    jobs: int  # since the start of the daemon
+    first: str  # the first of them, in words
+
+
 class LocalPolicyRow(TypedDict):
     """The local policy of a cluster of metasched's own, where FCFS decides if it fails."""
 
@@ -541,3 +550,4 @@ class HealthRow(TypedDict):
     configuration: dict[str, Any] | None
     withdrawals: list[dict[str, Any]]  # of an operator; requested several times without effect
     delayed: list[dict[str, Any]]  # users whose requests waited longest
+    altered: list[AlteredRow]  # what managers list otherwise than it was sent

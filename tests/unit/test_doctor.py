@@ -10,12 +10,14 @@ import pytest
 
 from metasched.adapters.base import ManagerState, least_clock_lead
 from metasched.adapters.inspection import InspectionReport
+from metasched.client.site_answers import AlteredRow
 from metasched.config.reading import load_settings
 from metasched.config.settings import LicenceServerSettings, WebhookSettings
 from metasched.daemon.doctor import cluster_checks
 from metasched.daemon.doctor.checks import prevents_start, run_checks
 from metasched.daemon.doctor.cluster_checks import check_licence_server, check_manager
 from metasched.daemon.doctor.daemon_checks import (
+    check_altered,
     check_evidence,
     check_heuristic,
     check_listing_age,
@@ -234,6 +236,16 @@ def test_a_local_policy_that_fails_is_a_warning() -> None:
         assert (finding.kind.id, finding.kind.severity) == ("local-policy-excluded", "warning")
         assert finding.text.startswith("FCFS decided 7 passes in its place")
         assert finding.text.endswith(end)
+
+
+@pytest.mark.parametrize(("kind", "finding_id"), [("tag", "job-altered"), ("copy", "tag-copied")])
+def test_what_a_cluster_changes_in_jobs_is_a_warning(kind: str, finding_id: str) -> None:
+    row: AlteredRow = {"cluster": "a", "kind": kind, "jobs": 3, "first": "job 7 was changed"}
+    finding = check_altered(row)
+    assert finding.kind is not None
+    assert (finding.kind.id, finding.kind.severity) == (finding_id, "warning")
+    assert "3 jobs" in finding.text
+    assert finding.text.endswith("job 7 was changed")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

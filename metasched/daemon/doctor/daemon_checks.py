@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from metasched.client.client import Client
 from metasched.client.native_ids import first_id_problem
-from metasched.client.site_answers import ClusterRow, DescriptorsRow, HealthRow
+from metasched.client.site_answers import AlteredRow, ClusterRow, DescriptorsRow, HealthRow
 from metasched.config.settings import ClusterSettings, Settings
 from metasched.daemon.doctor.cluster_checks import check_records
 from metasched.daemon.doctor.findings import Finding, found, from_error, passed
@@ -69,6 +69,8 @@ def check_daemon(settings: Settings) -> Iterator[Finding]:
         yield _futile_withdrawal(row)
     if delayed := health["delayed"]:  # of an operator
         yield _delayed_listings(delayed)
+    for altered in health["altered"]:  # of an operator
+        yield check_altered(altered)
     yield _check_ids(health, clusters)
     yield from _check_heuristics(client)
     for cluster in clusters:
@@ -162,6 +164,15 @@ def check_local_policy(row: Mapping[str, Any]) -> Iterator[Finding]:
     if policy["excluded"]:
         message += ", and still does"
     yield found("local-policy-excluded", check, message)
+
+
+def check_altered(row: AlteredRow) -> Finding:
+    check, jobs = f"jobs of {row['cluster']}", row["jobs"]
+    count = "a job" if jobs == 1 else f"{jobs} jobs"
+    if row["kind"] == "copy":
+        return found("tag-copied", check, f"{count} with a copied tag: {row['first']}")
+    message = f"{count} with another {row['kind']} than was sent: {row['first']}"
+    return found("job-altered", check, message)
 
 
 def check_webhook(row: Mapping[str, Any]) -> Finding:

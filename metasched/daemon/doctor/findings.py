@@ -462,6 +462,20 @@ _ROWS: Final[tuple[tuple[str, str, Severity, str, str], ...]] = (
         "metasched events --kind local_policy_excluded, then repair the policy's package",
     ),
     (
+        "job-altered",
+        "daemon",
+        "warning",
+        "A cluster lists jobs with other terms than were sent.",
+        "look at JobSubmitPlugins of Slurm, or the JSV of Grid Engine; let them keep the tag",
+    ),
+    (
+        "tag-copied",
+        "daemon",
+        "warning",
+        "A job carries the tag of another job; it counts as no job of metasched.",
+        "ask its owner why; cancel it by the manager's own command if nobody needs it",
+    ),
+    (
         "reservation-cluster",
         "daemon",
         "error",
