@@ -108,6 +108,54 @@ def test_patterns_and_names_of_nodes(over_cell: Site) -> None:
     site.replayed()
 
 
+@pytest.mark.slow("the accounting reports ends seconds later")
+def test_jobs_that_their_owner_renames_are_neither_lost_nor_run_twice(
+    over_cell: Site, gridengine_cell: Cell
+) -> None:
+    """`qalter -N` takes the tag off a job, while it waits and while it runs."""
+    site, run_log, go_on = over_cell, over_cell.folder / "ran", over_cell.folder / "go-on"
+
+    def submit(word: str, *options: str) -> int:
+        script = f"echo {word} >> '{run_log}'; until [ -e '{go_on}' ]; do sleep 0.2; done"
+        return site.submit("--wrap", script, "-t", "5", "--cluster", "cell", *options)
+
+    def rename(job: int, name: str) -> None:
+        gridengine_cell.run("qalter", "-N", name, site.row(job)["native_id"])
+
+    def state(job: int) -> str:
+        return str(site.row(job)["state"])
+
+    running = submit("first")
+    site.until(lambda: state(running) == "running")
+    slots = str(site.cluster_rows()[-1]["cpus"])
+    pending, cancelled = (submit(w, "-n", slots) for w in ("second", "third"))
+    site.until(lambda: site.row(pending)["native_id"] and site.row(cancelled)["native_id"])
+    site.until(lambda: state(pending) == state(cancelled) == "pending")
+    name_of_another = gridengine_cell.run("qstat", "-xml", "-r", "-u", "*")
+    tag = re.findall(rf"ms-{site.instance}-{cancelled}-\d+", name_of_another)[0]
+    rename(running, "mine")
+    rename(pending, tag)
+    rename(cancelled, "mine")
+    other = submit("fourth")  # shows that a listing has come since
+    site.until(lambda: state(other) == "running")
+    assert site.stop() == 0
+    site.start()
+    site.until(
+        lambda: [state(j) for j in (running, pending, other)] == ["running", "pending", "running"]
+    )
+    site.run("cancel", str(cancelled))
+    site.until(lambda: state(cancelled) == "cancelled")
+    site.run("hold", str(pending))
+    site.until(lambda: state(pending) == "held")
+    site.run("release", str(pending))
+    go_on.touch()
+    ended = site.until_ended(running, pending, cancelled, other)
+    assert [row["state"] for row in ended] == ["completed", "completed", "cancelled", "completed"]
+    assert sorted(run_log.read_text().split()) == ["first", "fourth", "second"]
+    assert site.stop() == 0
+    site.replayed()
+
+
 def test_reports_agree_with_qacct(over_cell: Site, gridengine_cell: Cell) -> None:
     quick = ("--cluster", "cell", "-t", "5", "-o", "/dev/null", "--wrap")
     jobs = [

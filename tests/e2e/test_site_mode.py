@@ -367,6 +367,47 @@ def test_no_account_can_forge_a_tag_from_the_future(
         cluster.run("scancel", "-u", account)
 
 
+def test_tags_that_users_move_change_no_job_of_anybody(
+    over_slurm: MultiUserSite, slurm_site: SlurmSite
+) -> None:
+    """A gives his jobs each other's tag, or none; B puts a tag of A on his own job."""
+    cluster, a, b = slurm_site["beta"], over_slurm.by(A), over_slurm.by(B)
+    users = (a, a, a, b)
+    jobs = [u.submit("-t", "5", "-o", "/dev/null", "--wrap", "sleep 600") for u in users]
+
+    def states() -> list[str]:
+        return [u.row(j)["state"] for u, j in zip(users, jobs, strict=True)]
+
+    a.until(lambda: states() == ["running"] * 4)
+    natives = [u.row(j)["native_id"] for u, j in zip(users, jobs, strict=True)]
+
+    def comment(native: str) -> str:
+        return cluster.run("squeue", "-h", "-j", native, "-O", "comment:100").strip()
+
+    tags = [comment(native) for native in natives]
+    texts = (tags[1], tags[0], "", tags[0])
+    for user, native, text in zip((A, A, A, B), natives, texts, strict=True):
+        subprocess.run(
+            ["/usr/bin/scontrol", "update", f"job={native}", f"comment={text}"],
+            env=cluster.environment,
+            check=True,
+            **accounts.as_(user),
+        )
+    probe = b.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
+    b.until_ended(probe)  # so the cluster was listed since
+    assert states() == ["running"] * 4
+    a.run("cancel", str(jobs[0]))
+    a.until(lambda: states() == ["cancelled", "running", "running", "running"])
+    for native in natives[1:]:
+        assert cluster.run("squeue", "-h", "-j", native, "-O", "state").strip() == "RUNNING"
+    a.run("cancel", str(jobs[2]))
+    b.run("cancel", str(jobs[3]))
+    a.until(lambda: states() == ["cancelled", "running", "cancelled", "cancelled"])
+    assert cluster.run("squeue", "-h", "-j", natives[1], "-O", "state").strip() == "RUNNING"
+    a.run("cancel", str(jobs[1]))
+    assert a.until_ended(jobs[1])[0]["state"] == "cancelled"
+
+
 def test_hold_and_move_are_done_as_the_owner_on_slurm(over_slurm: MultiUserSite) -> None:
     a = over_slurm.by(A)
     full = a.submit("-n", "24", "-t", "5", "-o", "/dev/null", "--wrap", "sleep 600")
