@@ -476,6 +476,10 @@ def test_a_listing_proves_absence_for_its_span(manager: Manager) -> None:
     assert {row.tag for row in listing.rows} == {order.tag}
 
 
+def test_a_request_is_handled_in_a_known_running_time(manager: Manager) -> None:
+    assert 0.0 <= manager.adapter.settle <= 600.0
+
+
 def test_facts_of_an_idle_manager(manager: Manager) -> None:
     facts = manager.wait_facts(lambda facts: facts.used_cpus == 0)
     assert (facts.running_jobs, facts.owed_by_others, facts.pending_jobs, facts.queue_head) == (

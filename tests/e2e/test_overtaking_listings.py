@@ -8,15 +8,19 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 
 from tests.conftest import require
 from tests.e2e.conftest import Site
 from tests.harness import slurm
+from tests.harness.gridengine import Cell
+from tests.harness.looks import looks
 from tests.harness.slurm import SEARCH_PATH, ClusterSpec, SlurmSite
 
 pytestmark = pytest.mark.slow("stops managers for half a minute, as long as commands wait")
@@ -105,3 +109,37 @@ def test_a_submission_that_a_listing_overtakes_runs_once(site: Site, clusters: S
     ]
     run_beside(acts, submit)
     assert_run_once(site, jobs, run_log)
+
+
+@pytest.mark.timeout(600)
+def test_a_submission_that_qstat_overtakes_runs_once(site: Site, gridengine_cell: Cell) -> None:
+    run_log, jobs, cell = site.folder / "ran", list[int](), gridengine_cell
+    cell.empty()
+    site.configure(cell.table(cell.python(site.folder / "python")))
+    site.start()
+
+    def submit() -> None:
+        jobs.append(site.submit("--array", f"1-{TASKS}", "--wrap", PAYLOAD.format(run_log)))
+
+    def stand_still() -> None:
+        process = psutil.Process(cell.qmaster)
+        process.suspend()
+        try:
+            time.sleep(SILENCES[0])
+            await_command(site, "qstat")
+            time.sleep(0.2)  # it has connected
+        finally:
+            process.resume()
+
+    run_beside([stand_still], submit)
+    assert_run_once(site, jobs, run_log)
+
+
+def await_command(site: Site, name: str) -> None:
+    """Wait until a worker begins a command; look often, since it may end soon."""
+    begun = time.time()
+    for _ in looks(120.0, shortest=0.01, longest=0.01):
+        with suppress(psutil.Error):
+            children = [c for worker in site.workers for c in worker.children(recursive=True)]
+            if any(c.name() == name and c.create_time() > begun for c in children):
+                return
