@@ -200,7 +200,9 @@ def test_a_disk_that_is_full_before_the_script_is_written_is_not_the_jobs_failur
     full = site.folder / "full"
     full.mkdir()
     (site.folder / "claims").mkdir()
-    extra = f'fence_dir = "{site.folder}/{claims}"\n' if claims else 'prologue = ":"\n'
+    extra = (
+        f'fence_dir = "{site.folder}/{claims}"\n' if claims else '[cluster.job]\nprologue = ":"\n'
+    )
     site.configure(ONE_LOCAL + extra)
     site.start()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], check=True)
