@@ -211,6 +211,7 @@ def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
         manager.adapter.close()
 
 
+@pytest.mark.slow("boots a cell and restarts its qmaster")
 def test_listings_prove_nothing_before_the_last_start_of_the_qmaster(tmp_path: Path) -> None:
     with Cell(tmp_path / "cell") as cell:
         options = DrmaaOptions(library=str(LIBRARY), settle=1.0, timeout=TIMEOUT)
