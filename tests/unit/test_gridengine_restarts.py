@@ -38,9 +38,9 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GridEngine:
     return GridEngine(cluster, cast(DrmaaSession, None), settings, INSTANCE, tmp_path)
 
 
-def states(cell: GridEngine, at: float, *jobs: QstatJob) -> list[State]:
+def states(cell: GridEngine, at: float, job: QstatJob | None = None) -> list[State]:
     """Return the states of the rows of a listing at a time."""
-    rows = cell._task_statuses({KEY: job for job in jobs}, at, LAG)
+    rows = cell._task_statuses({KEY: job} if job else {}, at, LAG)
     cell._proves_absence_until(at, LAG)
     return [row.state for row in rows]
 

@@ -179,7 +179,7 @@ def withdraw(slurm: adapter.Slurm, *, only_pending: bool, submitted: float | Non
 
 
 @pytest.mark.parametrize("only_pending", [True, False])
-@pytest.mark.parametrize("submitted", [SUBMITTED, None])
+@pytest.mark.parametrize("submitted", [SUBMITTED, None], ids=["listed before", "new"])
 def test_a_job_without_its_tag_is_withdrawn_and_no_other_of_its_id(
     slurm: adapter.Slurm, manager: Manager, only_pending: bool, submitted: float | None
 ) -> None:
