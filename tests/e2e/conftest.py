@@ -219,7 +219,7 @@ class Site:
         [row] = [r for r in self._client.reservations(True) if r["reservation"] == id]
         return row
 
-    def row(self, job: int) -> Any:
+    def row(self, job: int | str) -> Any:
         [row] = self.rows(job)
         return row
 
@@ -239,7 +239,7 @@ class Site:
                 missing = error
         raise AssertionError(f"not within {patience:g} s ({missing!r}); {self.log_tail()}")
 
-    def until_ended(self, *jobs: int, patience: float = 240.0) -> list[dict[str, Any]]:
+    def until_ended(self, *jobs: int | str, patience: float = 240.0) -> list[dict[str, Any]]:
         """Wait until the jobs (default: all) have ended; return their rows."""
 
         def ended() -> Any:

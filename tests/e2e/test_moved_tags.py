@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,7 @@ def wait_for_listings(site: Site, count: int = 2) -> None:
         return str(site.cluster_rows()[0]["listed"])
 
     for _ in range(count):
-        before = listed()
-        site.until(lambda last=before: listed() > last)
+        site.until(partial(lambda last: listed() > last, listed()))
 
 
 def states(site: Site, *jobs: int | str) -> list[str]:

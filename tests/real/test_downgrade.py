@@ -130,6 +130,7 @@ def test_a_dump_goes_up_and_down_again_unchanged(
         assert renamed.pop("calendar_entry") == former["entry"]
         assert renamed == {name: former[name] for name in renamed}
         drops = downgrade(database, FIRST, accept)
+        assert drops is not None
         assert set(drops) >= {
             Drop("attempt", "nice", 0),
             Drop("cluster", "seen", 1),

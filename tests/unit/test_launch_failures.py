@@ -58,9 +58,9 @@ def row(
     failures.judge(failures.unjudged([listed]), drains, {SLURM, 0}, now)
     if later:  # the node is in service again
         assert failures.unjudged([listed]) == []
-    [status], _ = statuses.job_statuses(
-        QueueListing([listed]), frozenset({INSTANCE}), 1000, failures.verdict
-    )
+    listing = QueueListing([listed])
+    tasks = statuses.job_statuses(listing, frozenset({INSTANCE}), 1000, verdict=failures.verdict)
+    [status] = tasks.tagged
     return status
 
 
