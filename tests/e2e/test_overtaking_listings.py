@@ -126,7 +126,7 @@ def test_a_submission_that_qstat_overtakes_runs_once(site: Site, gridengine_cell
         process.suspend()
         try:
             time.sleep(SILENCES[0])
-            await_command(site, "qstat")
+            await_command(site, "qstat", "qconf")  # by which a poll begins
             time.sleep(0.2)  # it has connected
         finally:
             process.resume()
@@ -135,11 +135,11 @@ def test_a_submission_that_qstat_overtakes_runs_once(site: Site, gridengine_cell
     assert_run_once(site, jobs, run_log)
 
 
-def await_command(site: Site, name: str) -> None:
-    """Wait until a worker begins a command; look often, since it may end soon."""
+def await_command(site: Site, *names: str) -> None:
+    """Wait until a worker begins a command of these; look often, since it may end soon."""
     begun = time.time()
     for _ in looks(120.0, shortest=0.01, longest=0.01):
         with suppress(psutil.Error):
             children = [c for worker in site.workers for c in worker.children(recursive=True)]
-            if any(c.name() == name and c.create_time() > begun for c in children):
+            if any(c.name() in names and c.create_time() > begun for c in children):
                 return
