@@ -55,7 +55,6 @@ from metasched.db.store import (
 )
 from metasched.model.cluster import Cluster, ClusterInfo, NodeCapacity, Partition
 from metasched.model.job import Job, Payload, State
-from metasched.model.tags import tag_of
 from metasched.policies.policy import Policy
 from tests.harness.databases import database_from_url
 from tests.harness.postgresql import Server
@@ -322,7 +321,7 @@ def test_the_doctor_names_the_tag_that_the_manager_has(ledger: Ledger, database:
     ):
         ledger.record([(event, core.step(event))])
     row = {"job": 1, "task": None}
-    tag = tag_of(ledger.identity(NOW).instance, 1, 1)
+    tag = core.instances.tag_of(1, 1)
     assert tag_of_unknown(database, row) == tag
     engine = database.open()
     with engine.begin() as connection:  # as in a restored backup
