@@ -29,7 +29,8 @@
 
 `schema` declares the tables and `migrations` creates them. `backends` chooses `sqlite` or
 `postgresql` by URL; both implement `store.Database`. `ledger` writes, with `job_rows` and
-`bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core.
+`bulk_rows`; `queries` reads for commands and the API; `recovery` rebuilds the state of the core;
+both read the targets of dependencies by `dependency_targets`.
 `audit`, `daily_use`, `leases`, `outbox`, `reservations` and `cluster_info` encode their parts.
 `reports` reads sums by day, and of longer periods from `period_use`. `integrity` checks a database,
 with `replay`; `pruning` deletes old rows. `downgrade` takes the tables back to an earlier schema.

@@ -44,6 +44,7 @@ from metasched.db import (
     audit,
     calendar,
     daily_use,
+    dependency_targets,
     leases,
     licence_samples,
     limit_uses,
@@ -986,11 +987,15 @@ class Ledger(Writer):
         with self._transaction() as connection:
             return share_uses.read_cursors(connection)
 
-    def target_summary(self, target: DependencyTarget) -> TargetSummary | None:
-        """Summarise a job or task named in a dependency; None if there is no such job or task."""
+    def target_summaries(
+        self, targets: Iterable[DependencyTarget], owner: str | None = None
+    ) -> dict[DependencyTarget, TargetSummary]:
+        """Summarise jobs and tasks named in dependencies, if they exist and belong to `owner`.
+
+        None: of any user.
+        """
         with self._read() as connection:
-            summary = recovery.target_summary(connection, target)
-        return summary if summary.size else None
+            return dependency_targets.summarise(connection, targets, owner)
 
     def payloads(self, jobs: Iterable[int]) -> dict[int, Payload]:
         """Return the payloads of jobs with their texts, by job id."""

@@ -52,7 +52,6 @@ from metasched.db.policy_versions import DecisionsOfTask, PolicyHistory
 from metasched.db.reports import ReportQuery, read_report
 from metasched.db.schema import attempt, change, current_spec, digest, epoch, job, task, token
 from metasched.db.store import Database, StorageFailed, driver_message
-from metasched.model.arrays import parse_array
 from metasched.model.job import Job, Payload, State
 from metasched.model.job_usage import EndedRun
 from metasched.model.licence import LicencePeriod
@@ -298,10 +297,16 @@ class Queries:
             row = connection.execute(select(job).where(job.c.id == id)).mappings().first()
             return dict(row) if row is not None else None
 
-    def array_indices(self, id: int) -> tuple[int, ...]:
-        """Return the task indices of an array; empty for a job that is not an array."""
-        stored = self.job_row(id)
-        return parse_array(stored["array"]).indices if stored and stored["array"] else ()
+    def array_ranges(self, jobs: Iterable[int]) -> dict[int, str]:
+        """Return the ranges of those of these jobs that are arrays, as submitted."""
+        ranges: dict[int, str] = {}
+        with self._connect() as connection:
+            for ids in _in_portions(sorted(set(jobs))):
+                query = select(job.c.id, job.c.array).where(
+                    job.c.id.in_(ids), job.c.array.is_not(None)
+                )
+                ranges |= dict(connection.execute(query).all())
+        return ranges
 
     def owner(self, id: int) -> str | None:
         """Return the user who owns a job, or None if there is no such job."""

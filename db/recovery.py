@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 from msgspec import structs
-from sqlalchemy import Connection, and_, func, or_, select, tuple_
+from sqlalchemy import Connection, and_, func, select, tuple_
 
 from metasched.core.dependency_status import TargetSummary
 from metasched.core.events import ClusterDrained, CoreEvent, ListingReceived
@@ -16,12 +16,20 @@ from metasched.core.recovered_state import RecoveredState
 from metasched.core.state import MAX_ENDED_TASKS
 from metasched.core.tasks import NO_CLUSTERS, Attempt, EndedTask, Intent, PastAttempt, Task
 from metasched.core.transitions import LIVE
-from metasched.db import calendar, leases, reservations, share_uses, strikes, task_runs, tuning
+from metasched.db import (
+    calendar,
+    dependency_targets,
+    leases,
+    reservations,
+    share_uses,
+    strikes,
+    task_runs,
+    tuning,
+)
 from metasched.db.cluster_info import apply_changes
 from metasched.db.schema import attempt, cluster, current_spec, drain, event, job, task, task_run
-from metasched.model.arrays import format_indices
 from metasched.model.cluster import ClusterInfo
-from metasched.model.dependencies import DependencyTarget, parse_dependency
+from metasched.model.dependencies import parse_dependency
 from metasched.model.job import Job, State
 
 EVENT_TYPES: dict[str, type[CoreEvent]] = {kind.__name__: kind for kind in get_args(CoreEvent)}
@@ -212,52 +220,11 @@ def _target_summaries(
     """Summarise the dependency targets of jobs, by job id."""
     targets = {j.id: parse_dependency(j.dependency).targets for j in jobs if j.dependency}
     distinct = {target for job_targets in targets.values() for target in job_targets}
-    summaries = {target: target_summary(connection, target) for target in distinct}
-    return {id: [summaries[target] for target in of_job] for id, of_job in targets.items()}
-
-
-def target_summary(connection: Connection, target: DependencyTarget) -> TargetSummary:
-    """Summarise the tasks of a dependency target; size 0 if there is no such job or task."""
-    query = (
-        select(task.c.task_index, task.c.state, task.c.ended, attempt.c.started, job.c.array)
-        .join(job, job.c.id == task.c.job)
-        .outerjoin(  # the attempt that ended with the task, if there was any
-            attempt,
-            and_(
-                _SAME_TASK,
-                attempt.c.number == task.c.attempts,
-                attempt.c.ended == task.c.ended,
-                # of equal times: a task cancelled in metasched had ended otherwise before
-                or_(task.c.state != State.CANCELLED, attempt.c.state == State.CANCELLED),
-            ),
-        )
-        .where(task.c.job == target.job)
-        .order_by(task.c.task_index)
-    )
-    if target.index is not None:
-        query = query.where(task.c.task_index == target.index)
-    rows = connection.execute(query).all()
-    ended = [row for row in rows if row.ended is not None]
-    open_in_runs, ended_in_runs = (
-        [index for index in indices if target.index in (None, index)]
-        for indices in (
-            task_runs.indices_of(connection, target.job, ended=False),
-            task_runs.indices_of(connection, target.job, ended=True),
-        )
-    )
-    in_runs = len(open_in_runs) + len(ended_in_runs)
-    failed = [row.task_index for row in ended if row.state != State.COMPLETED]
-    starts = [row.started or row.ended for row in ended]
-    if ended_in_runs:
-        starts.append(task_runs.last_end(connection, target.job))
-    return TargetSummary(
-        target,
-        len(rows) + in_runs,
-        array=in_runs > 0 or any(row.array is not None for row in rows),
-        succeeded=format_indices(row.task_index for row in ended if row.state == State.COMPLETED),
-        failed=format_indices(sorted([*failed, *ended_in_runs])),
-        last_start=max(starts, default=0.0),
-    )
+    summaries = dependency_targets.summarise(connection, distinct)
+    return {
+        id: [summaries.get(target) or TargetSummary(target, 0) for target in of_job]
+        for id, of_job in targets.items()
+    }
 
 
 def _decode_attempt(row: Any) -> Attempt:

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
-    func,
     insert,
     select,
     tuple_,
@@ -188,12 +187,6 @@ def indices_of(connection: Connection, job_id: int, ended: bool) -> list[int]:
     ).all()
     runs = [(row.first_index, row.last_index, row.step) for row in rows]
     return sorted(chain.from_iterable(map(range_of, runs)))
-
-
-def last_end(connection: Connection, job_id: int) -> float:
-    """Return the latest end of a job's tasks in runs (epoch seconds), or 0."""
-    latest = select(func.max(task_run.c.ended)).where(task_run.c.job == job_id)
-    return connection.execute(latest).scalar() or 0.0
 
 
 def contains(

@@ -350,7 +350,8 @@ def _user_request(
 def _requeue_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
     """Return the dependency targets of a job. Raise ApiError if a target was pruned."""
     try:
-        return dependency_targets(service, job)
+        (targets,) = dependency_targets(service, job.user, [job])
+        return targets
     except ApiError as error:
         missing = str(error).partition("; ")[0]
         raise ApiError(404, f"job {job.id} cannot be requeued: {missing}; submit it anew") from None

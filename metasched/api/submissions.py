@@ -6,9 +6,10 @@ import asyncio
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Request
@@ -133,7 +134,7 @@ async def submit(
         new_tasks = [(stored.job, len(stored.job.indices)) for stored in accepted]
         if (refusal := service.core.limits.admission_refusal(new_tasks)) is not None:
             raise ApiError(403, refusal)
-        targets = [dependency_targets(service, stored.job) for stored in accepted]
+        targets = dependency_targets(service, caller.user, [stored.job for stored in accepted])
     warnings = [
         option_warnings
         + unsent_mail
@@ -363,36 +364,55 @@ def _count_tasks(request: JobRequest, max_tasks: int) -> int:
     return tasks
 
 
-def dependency_targets(service: SchedulerService, job: Job) -> tuple[TargetSummary, ...]:
-    """Return the present states of the jobs that `job` depends on.
+def dependency_targets(
+    service: SchedulerService, user: str, jobs: Sequence[Job]
+) -> list[tuple[TargetSummary, ...]]:
+    """Return the present states of the jobs that each of a user's `jobs` depends on.
 
-    Raise ApiError if its owner has no such job, or a task depends on a task that does not exist.
+    One look-up for all of them. Raise ApiError if the user has no such job, or a task depends on a
+    task that does not exist.
     """
-    if job.dependency is None:
-        return ()
+    if all(job.dependency is None for job in jobs):
+        return [()] * len(jobs)
     service.store_group()  # a target may have ended in it
-    dependency = parse_dependency(job.dependency)
-    summaries = {target: service.ledger.target_summary(target) for target in dependency.targets}
-    for target, summary in summaries.items():
+    # only the targets stay in memory: the terms of all jobs together may be many
+    targets = [
+        [] if job.dependency is None else parse_dependency(job.dependency).targets for job in jobs
+    ]
+    summaries = service.ledger.target_summaries(set(chain.from_iterable(targets)), user)
+    for target in chain.from_iterable(targets):
         # the response must not reveal that another user's job exists
-        if summary is None or service.ledger.owner(target.job) != job.user:
+        if target not in summaries:
             message = f"no job {target} of yours to wait for; see `metasched status --all`"
             raise ApiError(404, message)
-    for term in dependency.terms:
-        if (
-            term.dependency_type == "aftercorr"
-            and term.target
-            and job.array
-            and term.target.index is None
-        ):
-            target_indices = service.ledger.array_indices(term.target.job)
-            if target_indices and (unmatched := sorted(set(job.indices) - set(target_indices))):
-                raise ApiError(
-                    422,
-                    f"{term}: job {term.target.job} has no task {unmatched[0]}, --dependency; "
-                    "give both the same tasks",
-                )
-    return tuple(summary for summary in summaries.values() if summary is not None)
+    _check_counterparts(service, jobs)
+    return [tuple(summaries[target] for target in of_job) for of_job in targets]
+
+
+def _check_counterparts(service: SchedulerService, jobs: Sequence[Job]) -> None:
+    """Raise ApiError if a task of an array would wait for a task that does not exist."""
+    of_arrays = {
+        (job.array, term.target.job): term
+        for job in jobs
+        if job.array and job.dependency and "aftercorr" in job.dependency
+        for term in parse_dependency(job.dependency).terms
+        if term.dependency_type == "aftercorr" and term.target and term.target.index is None
+    }
+    ranges = service.ledger.array_ranges({target_job for _, target_job in of_arrays})
+    unmatched: dict[tuple[str, str], list[int]] = {}  # by both ranges
+    for (array, target_job), term in of_arrays.items():
+        if (target_range := ranges.get(target_job)) is None:
+            continue
+        if (array, target_range) not in unmatched:
+            unmatched[array, target_range] = sorted(
+                set(parse_array(array).indices).difference(parse_array(target_range).indices)
+            )
+        if missing := unmatched[array, target_range]:
+            raise ApiError(
+                422,
+                f"{term}: job {target_job} has no task {missing[0]}, --dependency; "
+                "give both the same tasks",
+            )
 
 
 def _shared_output_warnings(stored: StoredJob) -> list[str]:

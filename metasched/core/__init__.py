@@ -9,6 +9,7 @@ cluster_view         the core's view of a cluster
 task_state_machine   changes the states of tasks
 gates                dependencies, begin times, array limits
 dependency_status    progress of the jobs that other jobs depend on
+dependent_jobs       jobs that wait for others, with their terms counted by status
 lease_expiry         licences and slots of tasks that their managers have forgotten
 leasing              licence leases of tasks
 alternatives         stand-ins of tasks with alternative licences

@@ -20,6 +20,10 @@ class DependencyStatus(Enum):
     NEVER_SATISFIED = "can never be met"
 
 
+# The status of a term; and when the clock alone satisfies it (epoch seconds), if nothing else does
+TermStatus = tuple[DependencyStatus, float | None]
+
+
 class TargetSummary(msgspec.Struct, frozen=True):
     """Ended tasks of a target, as stored in an event."""
 
@@ -41,6 +45,7 @@ class TargetProgress:
     succeeded: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)  # ended without success
     start_times: dict[int, float] = field(default_factory=dict)  # epoch seconds, by index
+    _last_start: float | None = field(default=None, compare=False)  # None: to be computed
 
     @classmethod
     def from_summary(cls, summary: TargetSummary) -> TargetProgress:
@@ -61,10 +66,20 @@ class TargetProgress:
         """Reduce start times of ended tasks to those that `from_summary` would restore."""
         ended = self.succeeded | self.failed
         last_start = max((self.start_times[index] for index in ended), default=0.0)
-        self.start_times = dict.fromkeys(ended, last_start)
+        self.start_times, self._last_start = dict.fromkeys(ended, last_start), None
 
-    def update(self, index: int, succeeded: bool | None, start_time: float | None) -> None:
-        """Record the result of a task (None: it has not ended) and its start time. O(1)."""
+    def update(self, index: int, succeeded: bool | None, start_time: float | None) -> bool:
+        """Record the result of a task (None: it has not ended) and its start time. O(1).
+
+        Return whether anything changed.
+        """
+        previous_start = self.start_times.get(index)
+        if (
+            (index in self.succeeded) is (succeeded is True)
+            and (index in self.failed) is (succeeded is False)
+            and previous_start == start_time
+        ):
+            return False
         for indices, included in (
             (self.succeeded, succeeded is True),
             (self.failed, succeeded is False),
@@ -74,24 +89,31 @@ class TargetProgress:
             self.start_times.pop(index, None)
         else:
             self.start_times[index] = start_time
+        if self._last_start is not None and previous_start != start_time:
+            if start_time is not None and start_time >= self._last_start:
+                self._last_start = start_time
+            elif previous_start == self._last_start:
+                self._last_start = None
+        return True
 
-    def status_and_due(
-        self, term: DependencyTerm, index: int | None, now: float
-    ) -> tuple[DependencyStatus, float | None]:
+    @property
+    def last_start(self) -> float:
+        """Latest start of its tasks (epoch seconds)."""
+        if self._last_start is None:
+            self._last_start = max(self.start_times.values())
+        return self._last_start
+
+    def status_for(self, term: DependencyTerm, index: int | None) -> TermStatus:
         """Return the status of a term for task `index` (None: the job is not an array).
 
-        The second value is the time (epoch seconds) at which the term will be met, if only the
-        clock decides.
+        With a due time the term waits until then, and is met afterwards.
         """
         ended = len(self.succeeded) + len(self.failed) == self.size
         match term.dependency_type:
             case "after" if len(self.start_times) < self.size:
                 return DependencyStatus.WAITING, None
             case "after":
-                due = max(self.start_times.values()) + term.delay
-                if now >= due:
-                    return DependencyStatus.SATISFIED, None
-                return DependencyStatus.WAITING, due
+                return DependencyStatus.WAITING, self.last_start + term.delay
             case "afterany":
                 return (DependencyStatus.SATISFIED if ended else DependencyStatus.WAITING), None
             case "afternotok":
@@ -107,6 +129,13 @@ class TargetProgress:
         if failed:
             return DependencyStatus.NEVER_SATISFIED, None
         return (DependencyStatus.SATISFIED if succeeded else DependencyStatus.WAITING), None
+
+    def status_and_due(self, term: DependencyTerm, index: int | None, now: float) -> TermStatus:
+        """Return the status of a term now, as `status_for`."""
+        status, due = self.status_for(term, index)
+        return (
+            (DependencyStatus.SATISFIED, None) if due is not None and now >= due else (status, due)
+        )
 
     def describe(self) -> str:
         """Describe the progress. O(1): called for each of many dependent tasks."""

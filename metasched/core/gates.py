@@ -476,19 +476,15 @@ class SchedulingGates:
         Continues until the caller's reactions cause no further changes.
         """
         while self.dependencies.changed:
-            for job, target, indices in self.dependencies.take_changes():
+            for job, concerns_all, counterparts in self.dependencies.take_changes():
                 remainder = self._state.remainders.get(job.id)
-                if (
-                    remainder is not None
-                    and not remainder.held
-                    and self.dependencies.is_paired(job)
-                ):
-                    yield from self._recheck_paired(remainder, sorted(indices), now)
+                if remainder is not None and not remainder.held and counterparts:
+                    yield from self._recheck_paired(remainder, sorted(counterparts), now)
                 if blocked := self._blocked.get(job.id):
-                    to_recheck = self.dependencies.indices_to_recheck(
-                        job, blocked, target, indices, now
+                    indices = (
+                        list(blocked) if concerns_all else sorted(blocked.keys() & counterparts)
                     )
-                    yield from self._recheck_tasks(job.id, to_recheck, now)
+                    yield from self._recheck_tasks(job.id, indices, now)
 
     def _recheck_tasks(
         self, job_id: int, indices: Iterable[int], now: float

@@ -128,7 +128,7 @@ class Restored(World):
     def fates_of(self, job: Job) -> tuple[TargetSummary, ...]:
         self.store()
         targets = parse_dependency(job.dependency or "").targets
-        return tuple(fate for t in targets if (fate := self.ledger.target_summary(t)) is not None)
+        return tuple(self.ledger.target_summaries(targets).values())
 
     def priority(self, job: int) -> int:
         self.store()

@@ -89,10 +89,8 @@ class Life:
     def submit(self, id: int, at: float, **fields: object) -> None:
         new = Job(id=id, submitted=at, estimated=60.0, **fields)  # type: ignore[arg-type]
         targets = parse_dependency(new.dependency).targets if new.dependency else []
-        fates = tuple(self.ledger.target_summary(target) for target in targets)
-        submitted = JobSubmitted(
-            at, new, tuple(summary for summary in fates if summary is not None)
-        )
+        summaries = self.ledger.target_summaries(targets)
+        submitted = JobSubmitted(at, new, tuple(summaries.values()))
         row = StoredJob(job=new, script=f"s{id}", environment="e", payload=Payload(script=""))
         texts = {f"s{id}": f"#!/bin/sh\n# {id}\n", "e": "{}"}
         self.ledger.record([(submitted, self.core.step(submitted))], [row], texts)
@@ -278,11 +276,16 @@ def test_tasks_in_runs_are_restored_requeued_summarised_and_forgotten(
     life.submit(2, NOW + 1)
     assert pruned(database, NOW + 100)["jobs"] == 0
     life.take(UserRequested(NOW + 10, "cancel", 1, tuple(range(1001, 2001))))
-    summary = life.ledger.target_summary(DependencyTarget(1))
-    assert summary == TargetSummary(DependencyTarget(1), 5000, True, "", "1001-2000", NOW + 10)
-    assert life.ledger.target_summary(DependencyTarget(1, 1500)) == TargetSummary(
-        DependencyTarget(1, 1500), 1, True, "", "1500", NOW + 10
+    whole, single, absent = (
+        DependencyTarget(1),
+        DependencyTarget(1, 1500),
+        DependencyTarget(1, 9000),
     )
+    assert life.ledger.target_summaries([whole, single, absent]) == {
+        whole: TargetSummary(whole, 5000, True, "", "1001-2000", NOW + 10),
+        single: TargetSummary(single, 1, True, "", "1500", NOW + 10),
+    }
+    assert life.ledger.target_summaries([whole], owner="somebody else") == {}
     requeued, last_dispatch = life.ledger.ended_tasks(1, [5, 1500, 1501, 6000])
     assert [task.index for task in requeued] == [1500, 1501]
     spec, priority = life.ledger.current_job(1)
@@ -528,9 +531,8 @@ def test_a_task_cancelled_when_its_attempt_ended_has_not_started_with_it(
         with engine.begin() as connection:
             connection.execute(update(task).values(state=state))
             connection.execute(update(attempt).values(started=NOW + 50))
-        summary = life.ledger.target_summary(DependencyTarget(1))
-        assert summary is not None
-        return summary.last_start
+        target = DependencyTarget(1)
+        return life.ledger.target_summaries([target])[target].last_start
 
     assert last_start(State.COMPLETED) == NOW + 50
     assert last_start(State.CANCELLED) == NOW + 100

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,11 @@ from metasched.core.dependency_status import (
     DependencyStatus,
     TargetProgress,
     TargetSummary,
+    TermStatus,
     combine_statuses,
 )
 from metasched.core.dependency_tracker import DependencyTracker
+from metasched.core.dependent_jobs import DependentJob
 from metasched.core.events import (
     Dispatch,
     DispatchRejected,
@@ -300,7 +304,87 @@ def test_a_dependent_job_is_the_same_whichever_alternative_it_takes() -> None:
     tracker, choices = DependencyTracker(), ({"a": 1}, {"b": 1})
     for choice in choices:
         waits = job(2, dependency="afterok:1", licences=choice, licence_choices=choices)
+        tracker.add_job(waits)
         tracker.track(waits, [TargetSummary(DependencyTarget(1), 1)], lambda _: [])
-        tracker.update_progress(Task(job(1), 0, 1, 0.0))
-        [(checked, target, indices)] = tracker.take_changes()
-        assert (checked, target, indices) == (waits.with_licences(0), 1, {0})
+        tracker.update_progress(Task(job(1), 0, 1, 0.0, state=State.COMPLETED, ended=NOW))
+        [(checked, concerns_all, counterparts)] = tracker.take_changes()
+        assert (checked, concerns_all, counterparts) == (waits.with_licences(0), True, set())
+        tracker.remove_job(waits)
+
+
+@dataclass
+class Counts:
+    """Calls that evaluate terms or count them, since they were last taken."""
+
+    evaluated: int = 0
+    counted: int = 0
+
+    def take(self) -> tuple[int, int]:
+        taken = self.evaluated, self.counted
+        self.evaluated = self.counted = 0
+        return taken
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    calls, evaluate, count = Counts(), TargetProgress.status_for, DependentJob.recount
+
+    def counted_evaluation(*values: Any) -> TermStatus:
+        calls.evaluated += 1
+        return evaluate(*values)
+
+    def counted_count(*values: Any) -> bool:
+        calls.counted += 1
+        return count(*values)
+
+    monkeypatch.setattr(TargetProgress, "status_for", counted_evaluation)
+    monkeypatch.setattr(DependentJob, "recount", counted_count)
+    return calls
+
+
+def test_many_jobs_that_wait_for_the_same_many_cost_each_what_the_first_did(counts: Counts) -> None:
+    targets, jobs = 60, 20
+    site = Site()
+    for id in range(1, targets + 1):
+        site.step(JobSubmitted(NOW, job(id, held=True)))
+    summaries = tuple(fate(id) for id in range(1, targets + 1))
+    dependency = "afterany:" + ":".join(map(str, range(1, targets + 1)))
+    counts.take()
+    waiting = range(100, 100 + jobs)
+    # the sentence in the story evaluates each term of the new job once
+    for id in waiting:
+        site.step(JobSubmitted(NOW, job(id, dependency=dependency), summaries))
+        assert counts.take() == ((2 if id == waiting[0] else 1) * targets, 0), id
+    for id in range(1, targets):
+        site.step(UserRequested(NOW, "cancel", id))
+        assert counts.take() == (1, jobs)
+    assert {site.core.tasks[id, 0].reason for id in waiting} == {Reason.DEPENDENCY}
+    site.step(UserRequested(NOW, "cancel", targets))
+    assert counts.take() == (1, jobs)
+    assert {site.core.tasks[id, 0].reason == Reason.DEPENDENCY for id in waiting} == {False}
+
+
+def test_a_start_of_the_daemon_evaluates_each_term_once(counts: Counts) -> None:
+    targets, jobs = 30, 10
+    site = Site()
+    for id in range(1, targets + 1):
+        site.step(JobSubmitted(NOW, job(id, held=True)))
+    summaries = tuple(fate(id) for id in range(1, targets + 1))
+    dependency = "afterok:" + ":".join(map(str, range(1, targets + 1)))
+    for id in range(100, 100 + jobs):
+        site.step(JobSubmitted(NOW, job(id, dependency=dependency), summaries))
+    counts.take()
+    site.step(site.started(NOW))
+    assert counts.take() == (targets, 0)
+
+
+def test_a_change_that_met_no_term_concerns_no_job(counts: Counts) -> None:
+    """Of thousands that wait for a job none is looked at when it is held, sent or listed."""
+    site = Site()
+    site.step(JobSubmitted(NOW, job(1)))
+    for id in range(2, 30):
+        site.step(JobSubmitted(NOW, job(id, dependency="afterok:1"), (fate(1),)))
+    counts.take()
+    site.sent(1)
+    site.seen("left", None, site.row(State.RUNNING, started=NOW))
+    assert counts.take() == (1, 0)
