@@ -43,7 +43,7 @@ async def calendar(
             (
                 entry
                 for entry in every
-                if entry.id > page.after and (caller.sees_all or entry.owner in ("", caller.user))
+                if entry.id > page.after and (not entry.owner or caller.may_list(entry.owner))
             ),
             key=lambda entry: entry.id,
         )

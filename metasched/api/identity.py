@@ -23,6 +23,7 @@ from metasched.config.tables import TcpTable
 from metasched.daemon.service import Daemon
 from metasched.db.ledger import Ledger
 from metasched.db.store import StorageFailed
+from metasched.errors import ApiError
 from metasched.model.job_token import is_job_token
 from metasched.model.token_scope import TokenScope, ValidToken
 
@@ -56,12 +57,17 @@ class Caller:
     group: str = ""  # the user's primary group; "": it has no name
     scrapes_only: bool = False  # authenticated by a token that reads metrics alone
 
+    @property
+    def visible_owner(self) -> str | None:
+        """The user whose jobs, reservations and series alone exist for the caller; None: all do."""
+        return None if self.sees_all else self.user
+
     def may_list(self, owner: str) -> bool:
-        """Return whether the caller may see whose job this is."""
-        return self.sees_all or owner == self.user
+        """Return whether the caller may see whose object this is."""
+        return self.visible_owner in (None, owner)
 
     def may_read(self, owner: str) -> bool:
-        """Return whether the caller may read all that is stored of a job."""
+        """Return whether the caller may read and change all that is stored of an object."""
         return self.operator or owner == self.user
 
     def require_operator(self, action: str) -> None:
@@ -78,6 +84,18 @@ class Caller:
             raise ForbiddenError(
                 f"a job of {owner}, and you are {self.user}; ask its owner or an operator"
             )
+
+    def require_object(self, kind: str, id: int, owner: str | None, command: str) -> None:
+        """Raise ApiError unless an object exists for the caller, ForbiddenError if it is not his.
+
+        `owner`: None if there is none. An object that the site hides does not exist: the answers
+        are the same. `command` lists those that the caller may see.
+        """
+        if owner is None or not self.may_list(owner):
+            raise ApiError(404, f"no {kind} {id}; see `metasched {command}`")
+        if not self.may_read(owner):
+            message = f"{kind} {id} is {owner}'s, and you are {self.user}"
+            raise ForbiddenError(f"{message}; ask its owner or an operator")
 
     def require_visible(self, owners: Iterable[str]) -> None:
         """Raise ForbiddenError if a job belongs to another user and the site hides those."""

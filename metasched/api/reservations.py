@@ -13,7 +13,7 @@ from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from metasched.api.calendar import MAX_RUNS, calendar_row
-from metasched.api.identity import Caller, ForbiddenError
+from metasched.api.identity import Caller
 from metasched.api.lookups import AccountLookups, Lookups
 from metasched.api.pages import RequestedPage
 from metasched.api.readers import CurrentReaders, ReadingKind
@@ -30,9 +30,9 @@ from metasched.client.site_answers import (
 from metasched.core.reservations.events import ReservationCancelled
 from metasched.daemon.reservation_requests import (
     ReservationTerms,
-    find_reservation,
     find_windows,
     reserve,
+    stored_reservation,
 )
 from metasched.daemon.series import Occurrences, SeriesTerms, cancel_series, make_series
 from metasched.daemon.service import SchedulerService
@@ -56,7 +56,7 @@ async def reservations(
 ) -> Response:
     """List reservations by start; in pages, by id."""
     since = 0.0 if all else time.time() - RECENTLY_ENDED
-    user = None if caller.sees_all else caller.user
+    user = caller.visible_owner
 
     def list_page() -> Response:
         stored = daemon.ledger.reservation_page(since, user, page.after, page.size + 1)
@@ -107,10 +107,10 @@ async def cancel(caller: CurrentCaller, service: CurrentService, id: int) -> Res
 
 def own_reservation(service: SchedulerService, caller: Caller, id: int) -> Reservation:
     """Return a reservation that the caller may cancel. ApiError, or ForbiddenError."""
-    reservation = find_reservation(service, id)
-    if reservation.user != caller.user and not caller.operator:
-        message = f"reservation {id} is {reservation.user}'s, and you are {caller.user}"
-        raise ForbiddenError(f"{message}; ask its owner or an operator")
+    reservation = stored_reservation(service, id)
+    owner = None if reservation is None else reservation.user
+    caller.require_object("reservation", id, owner, "reservations")
+    assert reservation is not None
     return reservation
 
 
@@ -147,11 +147,9 @@ async def cancel_whole_series(
 def own_series(service: SchedulerService, caller: Caller, id: int) -> CalendarEntry:
     """Return a series that the caller may cancel. ApiError, or ForbiddenError."""
     entry = service.core.calendar.entries.get(id)
-    if entry is None or not entry.is_series:
-        raise ApiError(404, f"no series {id}; see `metasched calendar`")
-    if entry.owner != caller.user and not caller.operator:
-        message = f"series {id} is {entry.owner}'s, and you are {caller.user}"
-        raise ForbiddenError(f"{message}; ask its owner or an operator")
+    owner = entry.owner if entry is not None and entry.is_series else None
+    caller.require_object("series", id, owner, "calendar")
+    assert entry is not None
     return entry
 
 

@@ -179,9 +179,7 @@ def find_cluster(service: SchedulerService, name: str) -> Cluster:
 
 def requested_jobs(ledger: Ledger, caller: Caller, references: Sequence[str]) -> list[TaskSelector]:
     """Return the jobs and tasks that are named, tasks of arrays also by their own numbers."""
-    return ledger.replace_task_numbers(
-        parse_job_ids(references), None if caller.sees_all else caller.user
-    )
+    return ledger.replace_task_numbers(parse_job_ids(references), caller.visible_owner)
 
 
 def parse_job_ids(references: Sequence[str]) -> list[TaskSelector]:
@@ -205,7 +203,7 @@ def find_owners(ledger: Ledger, caller: Caller, requested: Sequence[TaskSelector
 
     Where a site hides the jobs of others, these do not exist: the answers are the same.
     """
-    visible_to = None if caller.sees_all else caller.user
+    visible_to = caller.visible_owner
     if missing := ledger.missing_jobs(requested, visible_to):
         remainder = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ApiError(
@@ -218,7 +216,7 @@ def visible_jobs(
     ledger: Ledger, caller: Caller, requested: Sequence[TaskSelector]
 ) -> list[TaskSelector]:
     """Return those jobs and tasks that exist for the caller."""
-    visible_to = None if caller.sees_all else caller.user
+    visible_to = caller.visible_owner
     missing = set(ledger.missing_jobs(requested, visible_to))
     return [
         (job_id, index)

@@ -244,7 +244,7 @@ def _accept(
     never run on this site.
     """
     user = owner.user
-    request = apply_reservation(service, user, request, now)
+    request = apply_reservation(service, user, request, now, owner.visible_owner)
     for field_name, text_digest, texts in (
         ("script", request.script, submission.scripts),
         ("environment", request.environment, submission.environments),

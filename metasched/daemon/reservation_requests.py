@@ -127,10 +127,17 @@ async def find_windows(
     return windows
 
 
-def find_reservation(service: ReservationHost, id: int) -> Reservation:
-    """Return a stored reservation by id."""
-    reservation = service.ledger.reservation(id) if 0 < id <= MAX_NUMBER else None
-    if reservation is None:
+def stored_reservation(service: ReservationHost, id: int) -> Reservation | None:
+    """Return a stored reservation by id, None if there is none."""
+    return service.ledger.reservation(id) if 0 < id <= MAX_NUMBER else None
+
+
+def find_reservation(
+    service: ReservationHost, id: int, is_visible: Callable[[Reservation], bool] = lambda _: True
+) -> Reservation:
+    """Return a stored reservation by id. ApiError if it does not exist, or is not visible."""
+    reservation = service.core.reservations.by_id.get(id) or stored_reservation(service, id)
+    if reservation is None or not is_visible(reservation):
         raise ApiError(404, f"no reservation {id}; see `metasched reservations`")
     return reservation
 
@@ -428,8 +435,7 @@ async def _await_answer(service: ReservationHost, id: int) -> Reservation:
 
     Unchanged, too, if the service ends: its signal is set for good then.
     """
-    book = service.core.reservations
-    reservation = book.by_id.get(id) or find_reservation(service, id)
+    reservation = find_reservation(service, id)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
             while (
@@ -437,7 +443,7 @@ async def _await_answer(service: ReservationHost, id: int) -> Reservation:
                 and not service.state_changed.is_set()
             ):
                 await service.state_changed.wait()
-                reservation = book.by_id.get(id) or find_reservation(service, id)
+                reservation = find_reservation(service, id)
     except TimeoutError:
         pass
     return reservation

@@ -14,20 +14,30 @@ from metasched.model.units import iso
 
 
 def apply_reservation(
-    service: SchedulerService, user: str, request: JobRequest, now: float
+    service: SchedulerService,
+    user: str,
+    request: JobRequest,
+    now: float,
+    visible_owner: str | None,
 ) -> JobRequest:
     """Restrict a job to its reservation: to its cluster, and to a time limit within its window.
 
-    Raise ApiError if the reservation is for others or over, or if the job does not fit.
+    Raise ApiError if the reservation is for others or over, or if the job does not fit. For the
+    user exist those that admit the job, and those of `visible_owner` (None: of all users).
     """
     if request.reservation is None:
         return request
-    reservation = service.core.reservations.by_id.get(request.reservation)
-    reservation = reservation or find_reservation(service, request.reservation)
+
+    def is_visible(reservation: Reservation) -> bool:
+        return visible_owner in (None, reservation.user) or _admits(
+            reservation, user, request.account
+        )
+
+    reservation = find_reservation(service, request.reservation, is_visible)
     name = f"reservation {reservation.id}"
     if reservation.accounts:
         _check_account(reservation, request.account)
-    elif user not in (reservation.user, *reservation.users):
+    elif not _admits(reservation, user, request.account):
         problem = f"{name} is {reservation.user}'s, and you are {user}"
         raise ApiError(403, f"{problem}; make one of your own, or ask for --users {user}")
     if reservation.state not in OPEN_STATES:
@@ -62,6 +72,13 @@ def check_reservation_fit(service: SchedulerService, job: Job, now: float) -> No
     remaining_seconds(reservation, job.begin, job.time_limit, now)
     if job.clusters != (reservation.cluster,):
         raise ApiError(403, f"{name}, which is on {reservation.cluster}; leave out --cluster")
+
+
+def _admits(reservation: Reservation, user: str, account: str | None) -> bool:
+    """Return whether a reservation is for the user, or for jobs of the account."""
+    if reservation.accounts:
+        return account in reservation.accounts
+    return user in (reservation.user, *reservation.users)
 
 
 def _check_account(reservation: Reservation, account: str | None) -> None:

@@ -63,7 +63,7 @@ async def show_reservations(
     sizes = await answer_of(request, clusters(request, caller, service, readers, whole))
     query = ListedJobs(
         job=[],
-        user=None if caller.sees_all else caller.user,
+        user=caller.visible_owner,
         state="running",
         limit=MAX_JOBS,
     )

@@ -544,9 +544,9 @@ def test_a_reservation_is_its_owners_and_operators_alone(
     id = str(reservation["reservation"])
     assert (reservation["user"], reservation["cluster"]) == (A, gridengine_cell.name)
     job = a.submit("--reservation", id, "-t", "1", "-o", "inside", "--wrap", "id -un")
-    expected = f"reservation {id} is {A}'s, and you are {B}"
-    assert expected in b.error("submit", "--reservation", id, "--wrap", "true", code=3)
-    assert expected in b.error("reservation", "cancel", id, code=3)
+    expected = f"no reservation {id}; see"  # as for an id that does not exist
+    assert expected in b.error("submit", "--reservation", id, "--wrap", "true", code=5)
+    assert expected in b.error("reservation", "cancel", id, code=5)
     assert f"no job {job}" in b.error("modify", str(job), "--time", "2", code=5)
     assert b.json("reservations", "--all") == []
     assert {row["user"] for row in b.json("status", "--all")} <= {B}
@@ -576,12 +576,11 @@ def test_others_share_a_reservation_by_name_and_touch_no_series(
     job = b.submit("--reservation", id, "-t", "1", "-o", "inside", "--wrap", "id -un")
     assert b.until_ended(job)[0]["state"] == "completed"
     assert (over_gridengine.folder / B / "inside").read_text() == f"{B}\n"
-    expected = f"reservation {id} is {A}'s, and you are {B}"
-    assert expected in b.error("reservation", "cancel", id, code=3)
+    assert f"no reservation {id}; see" in b.error("reservation", "cancel", id, code=5)
     every = ("reserve", "--size", "1", "--duration", "5m", "--every", "03:00", "--until", "+2d")
     series = str(a.json(*every)["entry"])
-    expected = f"series {series} is {A}'s, and you are {B}"
-    assert expected in b.error("reservation", "cancel", "--series", series, code=3)
+    expected = f"no series {series}; see"
+    assert expected in b.error("reservation", "cancel", "--series", series, code=5)
     assert b.json("calendar") == []
     assert "only operators may reserve for others" in b.error(*every, "--user", A, code=3)
     assert not [row for row in b.json("events") if "series" in row["kind"]]
