@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 MAX_SOCKET_PATH_BYTES = 107  # kernel limit for the path of a unix socket
-MAX_REQUEST_BYTES = 64 << 20
+MAX_REQUEST_BYTES = 8 << 20
 # Version exchange of the HTTP API: each request and each response names the newest version that its
 # sender knows. A daemon serves older clients, and those that send no version.
 PROTOCOL_HEADER = "Metasched-Protocol"

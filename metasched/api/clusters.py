@@ -30,6 +30,7 @@ from metasched.daemon.cluster_connection import ClusterConnection
 from metasched.daemon.service import SchedulerService
 from metasched.daemon.use_monitor import UseMonitor
 from metasched.errors import ApiError
+from metasched.model.request_texts import Reason
 from metasched.model.units import iso
 
 router = APIRouter()
@@ -39,7 +40,7 @@ router = APIRouter()
 class DrainOptions:
     """Options of a drain."""
 
-    reason: str = ""
+    reason: Reason = ""
     keep_pending: bool = False  # leave jobs that are pending there
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 

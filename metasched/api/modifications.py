@@ -8,6 +8,7 @@ from msgspec import structs
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from metasched.model.job import Job
+from metasched.model.request_bounds import MAX_NAME, MAX_NAMES
 from metasched.model.units import MAX_NUMBER
 
 MAX_EPOCH = 1e11  # epoch seconds: the year 5138
@@ -20,7 +21,7 @@ def _check_line(text: str) -> str:
     return text
 
 
-Line = Annotated[str, AfterValidator(_check_line)]
+Line = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_check_line)]
 EpochSeconds = Annotated[float, Field(ge=0, lt=MAX_EPOCH, allow_inf_nan=False)]
 
 
@@ -35,7 +36,7 @@ class JobChanges(BaseModel):
     urgency: Annotated[int, Field(ge=0, le=3)] = 0
     priority: Annotated[int, Field(ge=1, le=100)] | None = None  # None: as classified
     name: Line = ""
-    clusters: tuple[Line, ...] = ()  # empty: all
+    clusters: Annotated[tuple[Line, ...], Field(max_length=MAX_NAMES)] = ()  # empty: all
     account: Line | None = None
     partition: Line | None = None
     qos: Line | None = None

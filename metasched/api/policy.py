@@ -31,6 +31,7 @@ from metasched.db.policy_versions import MAX_VERSIONS
 from metasched.errors import ApiError, UserError
 from metasched.model.audit import MAX_CAUSE_LENGTH, MAX_NAME_LENGTH
 from metasched.model.policy_version import PolicyVersion
+from metasched.model.request_texts import Reason, Word
 from metasched.model.shadow import Shadow, ShadowCounts
 from metasched.model.units import iso
 
@@ -46,7 +47,7 @@ class _Act(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = ""
+    reason: Reason = ""
     # version in force that the caller has seen; null: any
     expected: Annotated[int, Field(ge=1)] | None = None
 
@@ -57,8 +58,8 @@ class ShadowRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: Annotated[str, Field(max_length=MAX_POLICY_BYTES)]
-    file: str
-    reason: str = ""
+    file: Word
+    reason: Reason = ""
 
 
 class Undo(_Act):
@@ -69,7 +70,7 @@ class Activation(_Act):
     """A request to put a policy in force: the contents of its file, and where its author has it."""
 
     text: Annotated[str, Field(max_length=MAX_POLICY_BYTES)]
-    file: str
+    file: Word
 
 
 @router.get("/policy")

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from sys import intern
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Request
+from pydantic import Field
 
 from metasched.api.identity import Caller
 from metasched.api.readers import Readers, ReadingKind
@@ -23,20 +24,23 @@ from metasched.errors import ApiError, ParseError
 from metasched.model.arrays import parse_task_selector
 from metasched.model.cluster import Cluster
 from metasched.model.job import State
+from metasched.model.request_bounds import MAX_SELECTORS
+from metasched.model.request_texts import Name, Word
 
 RECENTLY_ENDED = 3600.0  # seconds for which ended jobs are listed by default
 MAX_READS = 3  # of a selection whose tasks end meanwhile
-MAX_SELECTORS = 100_000  # jobs and tasks that a request may name, each task of a range counted
 
 
 @dataclass(frozen=True)
 class JobSelection:
     """The jobs of a command: by id, or all open jobs of a user, in given states, on a cluster."""
 
-    jobs: tuple[str, ...] = ()  # as 17, 17_3 or 17_[3-4]
-    user: str | None = None
-    state: str | None = None  # states, separated by commas
-    cluster: str | None = None  # of the tasks' last attempts
+    jobs: Annotated[
+        tuple[Word, ...], Field(max_length=MAX_SELECTORS)
+    ] = ()  # as 17, 17_3 or 17_[3-4]
+    user: Name | None = None
+    state: Name | None = None  # states, separated by commas
+    cluster: Name | None = None  # of the tasks' last attempts
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic only
 
 

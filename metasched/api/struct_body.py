@@ -18,6 +18,8 @@ from metasched.errors import ApiError
 
 HALF_A_CHARACTER = "half a character, in the request; remove it"
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_TOO_LONG = re.compile(r"Expected `(str|array|object)` of length <= (\d+)$")
+_ITEMS = {"str": "characters", "array": "entries", "object": "entries"}
 _LOCATION = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)  # of a message of msgspec
 
 
@@ -70,6 +72,9 @@ def _decode(struct: type[msgspec.Struct], body: bytes) -> msgspec.Struct:
         match = _LOCATION.match(str(error))
         assert match is not None
         problem, path = match[1], re.sub(r"\[(\d+)\]", r".\1", match[2] or "body")
+        if too_long := _TOO_LONG.match(problem):
+            problem = f"more than {too_long[2]} {_ITEMS[too_long[1]]}"
+            raise ApiError(422, f"{problem}, {path}; send fewer") from None
         raise ApiError(422, f"{problem}, {path}; see /docs") from None
     except msgspec.DecodeError as error:
         if _SURROGATE.search(body):

@@ -46,7 +46,12 @@ from metasched.errors import ApiError, ParseError
 from metasched.forecast.estimates import StartEstimate
 from metasched.model.adapter_errors import Refused, Unreachable
 from metasched.model.arrays import parse_array
-from metasched.model.dependencies import Dependency, DependencyTarget, parse_dependency
+from metasched.model.dependencies import (
+    Dependency,
+    DependencyTarget,
+    count_terms,
+    parse_dependency,
+)
 from metasched.model.job import Job, Payload
 from metasched.model.output_paths import (
     DEFAULT,
@@ -55,6 +60,7 @@ from metasched.model.output_paths import (
     expand_job_fields,
     varies_by_task,
 )
+from metasched.model.request_bounds import MAX_OPTION_TEXT, MAX_SCRIPT, MAX_SUBMITTED_TERMS
 from metasched.model.units import MAX_NUMBER, iso
 from metasched.plug_ins.host import Ratings
 from metasched.policies.classify import cannot_meet_deadline
@@ -67,8 +73,7 @@ MAX_JOBS_WITH_START = 100  # jobs of a submission with an expected start in the 
 
 router = APIRouter(route_class=StructRoute)
 
-MAX_COMMENT_LENGTH = 1024  # characters
-MAX_OPTION_TEXT = 32_768  # characters of all options together, but for the following
+# texts of options that do not count for MAX_OPTION_TEXT
 _LIMITED_ELSEWHERE = {"arguments", "array", "comment", "dependency", "name"}
 
 # Threads that check users' directories at a time. They are not those of other requests: a file
@@ -87,6 +92,7 @@ async def submit(
     """Validate all jobs, then store, classify and assign them in a single transaction."""
     if (answer := earlier_answer(service, key, time.time())) is not None:
         return encoded(answer)  # before the checks: they may come out otherwise now
+    texts, sizes = _check_sizes(submission)
     if (launcher_path := service.settings.launcher) is not None:
         # a thread per user at a time: file systems of their directories may be slow
         async with request.app.state.launcher_locks[caller.user]:
@@ -100,11 +106,7 @@ async def submit(
         # again, now that nothing else comes between this look and the transaction
         if (answer := earlier_answer(service, key, time.time())) is not None:
             return encoded(answer)
-    if not submission.jobs:
-        raise ApiError(422, "no job in the request; send one or more")
     now = time.time()
-    for job in submission.jobs:
-        _check_size(job)
     requests, passed_on = zip(
         *(apply_slurm_options(job, service.settings.clusters) for job in submission.jobs),
         strict=True,
@@ -112,9 +114,6 @@ async def submit(
     requests, mail_warnings = zip(
         *(apply_mail(service.settings.mail, caller.user, job) for job in requests), strict=True
     )
-    texts = dict(submission.scripts)
-    texts |= {name: encode(variables) for name, variables in submission.environments.items()}
-    sizes = {client_digest: len(text.encode()) for client_digest, text in texts.items()}
     ratings: list[Ratings] = [{} for _ in requests]
     if service.plug_ins.plug_ins:
         drafts = [
@@ -427,6 +426,31 @@ def _shared_output_warnings(stored: StoredJob) -> list[str]:
     return []
 
 
+def _check_sizes(submission: SubmitRequest) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the texts of a submission and their bytes, by name. ApiError if any is too large.
+
+    This is all that happens to each job before the user's rights are known.
+    """
+    if not submission.jobs:
+        raise ApiError(422, "no job in the request; send one or more")
+    for job in submission.jobs:
+        _check_size(job)
+    terms = sum(count_terms(job.dependency) for job in submission.jobs if job.dependency)
+    if terms > MAX_SUBMITTED_TERMS:
+        problem = f"{terms} jobs to wait for in the request, at most {MAX_SUBMITTED_TERMS}"
+        raise ApiError(422, f"{problem}; submit fewer jobs at once")
+    texts = dict(submission.scripts)
+    texts |= {name: encode(variables) for name, variables in submission.environments.items()}
+    sizes = {name: len(text.encode()) for name, text in texts.items()}
+    for name, size in sizes.items():
+        if size > MAX_SCRIPT:
+            kind = "scripts" if name in submission.scripts else "environments"
+            raise ApiError(
+                413, f"{size} bytes, {kind}.{name}, at most {MAX_SCRIPT}; let it read a file"
+            )
+    return texts, sizes
+
+
 def _check_size(request: JobRequest) -> None:
     """Raise ApiError if the options of a job are too long: they stay in memory while it is open."""
     values = structs.asdict(request)
@@ -449,8 +473,6 @@ def _check_texts(request: JobRequest) -> None:
         raise ApiError(
             422, f"name: control characters or over {MAX_NAME_LENGTH} characters; give another"
         )
-    if len(request.comment or "") > MAX_COMMENT_LENGTH:
-        raise ApiError(422, f"comment: over {MAX_COMMENT_LENGTH} characters; give a shorter one")
     for key in ("tasks", "cpus_per_task", "nodes", "memory", "memory_per_cpu", "time_limit"):
         if (getattr(request, key) or 1) > MAX_NUMBER:
             raise ApiError(422, f"{key} is more than {MAX_NUMBER}; request less")

@@ -85,6 +85,14 @@ _UNESCAPED = frozenset(
 )  # RFC 3986, section 2.3
 
 
+def _encode(body: object) -> bytes:
+    """Return a body as JSON, which is short for scripts that are not English."""
+    try:
+        return json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a character, which the daemon refuses by name
+        return json.dumps(body).encode()
+
+
 def percent_encode(text: str) -> str:
     """Encode a word for the path or the query of a URL."""
     octets = text.encode(errors="surrogateescape")
@@ -138,7 +146,7 @@ class Connection:
         """
         encoded = encode_query((query or {}).items())
         target = f"{path}?{encoded}" if encoded else path
-        encoded_body = b"" if body is None else json.dumps(body).encode()
+        encoded_body = b"" if body is None else _encode(body)
         try:
             status, content, fields = self._exchange(method, target, encoded_body, headers or {})
         except DaemonReplaced:

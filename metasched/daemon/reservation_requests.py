@@ -27,6 +27,7 @@ from metasched.errors import ApiError
 from metasched.model.calendar import CalendarLimit, LimitLicence
 from metasched.model.cluster import Cluster
 from metasched.model.mail import ADDRESS, is_allowed
+from metasched.model.request_texts import Counts, Name, Names
 from metasched.model.reservation import OPEN_STATES, Reservation, ReservationState
 from metasched.model.reservation_request import Offer, ReservationQuota, ReservationRequest
 from metasched.model.units import MAX_NUMBER, iso
@@ -50,15 +51,15 @@ class ReservationTerms:
     ready: float | None = None  # earliest start; None: now
     deadline: float | None = None  # latest end; None: the horizon of the owner's quota
     by_node: bool = False
-    clusters: tuple[str, ...] = ()  # to choose from; empty: all
+    clusters: Names = ()  # to choose from; empty: all
     let_run: float | None = None  # seconds that jobs may run past the end; None: the quota's
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licences: Counts = field(default_factory=dict)
     dry_run: bool = False
-    user: str | None = None  # the owner; None: the caller
-    mail: str = ""  # address for the notice that it broke; "": the user name
-    users: tuple[str, ...] = ()  # accounts that share it
-    groups: tuple[str, ...] = ()  # their members share it
-    accounts: tuple[str, ...] = ()  # of accounting; instead, jobs of these alone may run in it
+    user: Name | None = None  # the owner; None: the caller
+    mail: Name = ""  # address for the notice that it broke; "": the user name
+    users: Names = ()  # accounts that share it
+    groups: Names = ()  # their members share it
+    accounts: Names = ()  # of accounting; instead, jobs of these alone may run in it
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
 

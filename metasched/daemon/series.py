@@ -17,7 +17,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -49,6 +49,7 @@ from metasched.model.calendar import (
     Reserve,
     RunResult,
 )
+from metasched.model.request_texts import Counts, Name, Names, Word
 from metasched.model.reservation import OPEN_STATES
 from metasched.model.units import MAX_NUMBER, iso
 from metasched.times.recurrence import Recurrence, parse_recurrence
@@ -66,22 +67,22 @@ MAX_RECORDS = 10  # events about skipped occurrences of an owner in a period
 class SeriesTerms:
     """A request of a user; field names as in the body of POST /series."""
 
-    every: str  # the rule
+    every: Word  # the rule
     until: float  # epoch seconds; no occurrence starts later
     duration: float  # seconds
     least: int  # processors (nodes if `by_node`)
     most: int
-    zone: str | None = None  # of the rule; None: the site's
+    zone: Name | None = None  # of the rule; None: the site's
     by_node: bool = False
-    clusters: tuple[str, ...] = ()  # to choose from; empty: all
+    clusters: Names = ()  # to choose from; empty: all
     let_run: float | None = None  # seconds that jobs may run past the end; None: the quota's
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licences: Counts = field(default_factory=dict)
     dry_run: bool = False
-    user: str | None = None  # the owner; None: the caller
-    mail: str = ""  # address for notices
-    users: tuple[str, ...] = ()  # accounts that share each occurrence
-    groups: tuple[str, ...] = ()  # their members do, as of the time when it is reserved
-    accounts: tuple[str, ...] = ()  # of accounting; instead, jobs of these alone may run there
+    user: Name | None = None  # the owner; None: the caller
+    mail: Name = ""  # address for notices
+    users: Names = ()  # accounts that share each occurrence
+    groups: Names = ()  # their members do, as of the time when it is reserved
+    accounts: Names = ()  # of accounting; instead, jobs of these alone may run there
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by the API's validation
 

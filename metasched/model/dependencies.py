@@ -17,6 +17,7 @@ DEPENDENCY_TYPES = ("after", "afterany", "afterok", "afternotok", "aftercorr")
 SINGLETON = "singleton"
 _SYNTAX_HINT = "write it as afterok:12:13,afterany:14_3, with ? instead of , for any of them"
 _MAX_TERMS = 1000
+MAX_DEPENDENCY = 65_536  # characters; more than 1,000 of the longest terms have
 _MAX_DELAY_MINUTES = 10 * 366 * 24 * 60
 
 
@@ -62,6 +63,7 @@ class Dependency:
 @lru_cache(maxsize=64)
 def parse_dependency(text: str) -> Dependency:
     """Parse a dependency. Raises ParseError if it is not valid."""
+    _check_size(text)
     any_of = "?" in text
     if any_of and "," in text:
         raise ParseError(f"both , and ? in {quote_for_error(text)}", "use one of them")
@@ -71,8 +73,28 @@ def parse_dependency(text: str) -> Dependency:
         for term in _parse_terms(part.strip(), text)
     ]
     if len(terms) > _MAX_TERMS:
-        raise ParseError(f"more than {_MAX_TERMS} jobs to wait for", "wait for fewer")
+        raise _too_many()
     return Dependency(tuple(dict.fromkeys(terms)), any_of)
+
+
+def _check_size(text: str) -> None:
+    """Raise ParseError if a text is too long, before it is split: it may have megabytes."""
+    if len(text) > MAX_DEPENDENCY:
+        raise ParseError(
+            f"a dependency of {len(text)} characters, at most {MAX_DEPENDENCY}",
+            "wait for fewer jobs",
+        )
+    if count_terms(text) > _MAX_TERMS:
+        raise _too_many()
+
+
+def _too_many() -> ParseError:
+    return ParseError(f"more than {_MAX_TERMS} jobs to wait for", "wait for fewer")
+
+
+def count_terms(text: str) -> int:
+    """Return how many terms a dependency has, without parsing it; one may be missing."""
+    return max(text.count(":"), text.count(",") + 1, text.count("?") + 1)
 
 
 def _parse_terms(part: str, text: str) -> list[DependencyTerm]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from metasched.model.mail_types import MAIL_TYPES
+from metasched.model.request_bounds import MAX_NAME, MAX_NAMES, MAX_OPTION_TEXT
 
 # A mail program may read other texts as an option, a file or a command to be run.
 ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.%+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,189})?")
@@ -17,8 +20,12 @@ ANY_DOMAIN = "*"
 class MailRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of mails, and their address. ValueError for an unknown kind or a long address."""
 
-    types: tuple[str, ...]
-    user: str = ""  # address or user name, as written; "": the owner of the job
+    types: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_NAME)], ...], Meta(max_length=MAX_NAMES)
+    ]
+    user: Annotated[str, Meta(max_length=MAX_OPTION_TEXT)] = (
+        ""  # address or user name, as written; "": the owner of the job
+    )
 
     def __post_init__(self) -> None:
         for name in self.types:

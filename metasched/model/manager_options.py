@@ -7,10 +7,13 @@ it: no option is lost in silence.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from metasched.model.host_lists import compress_hosts, count_hosts, expand_hosts
+from metasched.model.request_bounds import MAX_OPTION_TEXT
 
 SIGNAL = "--signal"
 SIGNAL_AT_DEFAULT = "--signal without --time"  # before the end by the cluster's own limit
@@ -53,10 +56,12 @@ class ManagerOptions(msgspec.Struct, frozen=True, kw_only=True):
     signal: EarlySignal | None = None
     append_output: bool = False  # the files of output and errors are not truncated
     nice: int = 0  # lowers the priority in the manager's queue
-    nodelist: str = ""  # hosts that the job gets, as Slurm writes them: n[1-3],m1
-    exclude: str = ""  # hosts that it must not get
+    nodelist: Annotated[str, Meta(max_length=MAX_OPTION_TEXT)] = ""  # hosts that it gets: n[1-3],m1
+    exclude: Annotated[str, Meta(max_length=MAX_OPTION_TEXT)] = ""  # hosts that it must not get
     unlimited: bool = False  # no time limit; without it the default of the cluster applies
-    wckey: str = ""  # of Slurm; stored on other clusters
+    wckey: Annotated[str, Meta(max_length=MAX_OPTION_TEXT)] = (
+        ""  # of Slurm; stored on other clusters
+    )
 
     def __post_init__(self) -> None:
         if abs(self.nice) > MAX_NICE:

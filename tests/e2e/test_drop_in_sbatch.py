@@ -239,7 +239,12 @@ def test_other_clusters_run_such_jobs_with_a_warning_or_not_at_all(running: Site
         (["--uid", "0"], "--uid is not supported; submit as that user"),
         (["-J", "a\nb"], "control characters"),
         (["-o", "%b"], "%b is not supported"),
-        (["--comment", "x" * 2000], "comment: over 1024 characters"),
+        (["--comment", "x" * 2000], "more than 1024 characters, jobs.0.comment; send fewer"),
+        (
+            ["-d", "afterok" + ":1" * 40_000],
+            "Batch job submission failed: more than 65536 characters",
+        ),
+        (["-d", "afterok" + ":1" * 1_001], "more than 1000 jobs to wait for, in the request"),
     ):
         done = submit(running, folder, *words, "--wrap", "true")
         assert (done.returncode, done.stdout) == (1, b""), words

@@ -30,7 +30,7 @@ from tests.hostile.sites import CELL_LIMIT, FREE_ACCOUNT, HostileSite
 
 MAX_STALLED = 3  # stalled dispatches at a time
 HALF_OPEN = 150  # connections at a time
-NESTED_BYTES = 10_000_000
+NESTED_BYTES = 8_000_000
 PATIENCE = 600.0  # seconds until the jobs of a, perhaps 15,000, have ended after an attack
 
 # Sends standard input to a socket, a number of times, and reads the answers.

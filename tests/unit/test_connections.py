@@ -17,12 +17,13 @@ import pytest
 
 from metasched.api.admission import SMALL_BODY, BodyMemory
 from metasched.api.connections import MIN_LIMIT, Connection, OpenConnections, Refusal, Wait
-from metasched.api.selection import MAX_SELECTORS, parse_job_ids
+from metasched.api.selection import parse_job_ids
 from metasched.client.client import Client
 from metasched.client.connection import PermissionDenied
 from metasched.daemon import descriptors
 from metasched.daemon.repeated_lines import BURST, CLIENT_BURST, INTERVAL, MAX_KEYS, RepeatHandler
 from metasched.errors import ApiError
+from metasched.model.request_bounds import MAX_SELECTORS
 
 ACCEPTED, _OTHER_END = socket.socketpair()
 
@@ -240,7 +241,7 @@ def test_a_client_reads_a_refusal_that_comes_before_its_body_was_sent(
 ) -> None:
     threading.Thread(target=answer_all, args=(listener, 0.0), daemon=True).start()
     with pytest.raises(PermissionDenied, match="no; do so"):
-        Client(listener.getsockname()).submit({"scripts": {"a": "x" * (8 << 20)}})
+        Client(listener.getsockname()).submit({"scripts": {"a": "x" * (7 << 20)}})
 
 
 def test_a_client_waits_for_a_daemon_with_many_callers(listener: socket.socket) -> None:

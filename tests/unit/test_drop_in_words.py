@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import metasched
 from metasched.adapters.slurm import listing
-from metasched.api.selection import MAX_SELECTORS
 from metasched.client.connection import Connection, PermissionDenied
 from metasched.core.transitions import FINAL, LIVE, QUEUED_OR_HELD
 from metasched.drop_in import (
@@ -39,6 +38,7 @@ from metasched.drop_in.job import Job
 from metasched.drop_in.job_fields import JOB_FORMATS
 from metasched.drop_in.native_clusters import NativeClusters
 from metasched.model.job import Reason, State
+from metasched.model.request_bounds import MAX_SELECTORS
 
 PACKAGE = Path(metasched.__file__).parent
 
