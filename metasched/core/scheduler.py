@@ -89,7 +89,7 @@ from metasched.policies.policy import Policy
 
 # Raise it with every change after which stored events, replayed, would be decided otherwise.
 # A replay begins at the first checkpoint of the present version.
-DECISION_VERSION: Final = 21
+DECISION_VERSION: Final = 22
 
 # Events after which tasks may be released because time has passed
 _TIMED_EVENTS: Final[frozenset[type]] = frozenset(
