@@ -192,6 +192,7 @@ def test_metasched_asks_no_daemon_of_the_calling_account(trap: Trap, way: str) -
         assert ("use sudo without -E" in done.stderr) is bool(marks), done
 
 
+@pytest.mark.slow("runs doctor in eight environments")
 def test_root_reads_no_configuration_that_the_environment_of_another_names(trap: Trap) -> None:
     """It names programs, and doctor runs some of them."""
     uid = str(trap.account.pw_uid)

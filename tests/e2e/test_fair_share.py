@@ -33,6 +33,7 @@ def shared(common_folder: Path) -> Iterator[SharedSite]:
         yield running
 
 
+@pytest.mark.slow("boots clusters with slurmdbd, which tells of 200 processor-seconds after 20 s")
 def test_two_users_get_their_shares_and_native_use_counts(shared: SharedSite) -> None:
     jobs = shared.submit_backlog(2 * STARTS)
     shared.await_sum(shared.started, jobs, STARTS)
@@ -84,6 +85,7 @@ def reported_sums(shared: SharedSite) -> tuple[Sums, Sums]:
     return own, outside
 
 
+@pytest.mark.slow("slurmdbd has the use of a job ten seconds after it")
 def test_the_use_of_two_accounts_is_that_of_sacct(shared: SharedSite) -> None:
     """Runs and processor-seconds are the same without rounding: slurmdbd stores whole seconds."""
     alpha = shared.slurm["alpha"]

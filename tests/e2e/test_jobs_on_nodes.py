@@ -231,6 +231,7 @@ def start_head(nodes: NodeSite, account: str) -> tuple[int, str, Path]:
     return job, (home / "token").read_text(), Path((home / "path").read_text())
 
 
+@pytest.mark.slow("kills the daemon, then waits until calls to a stopped manager have failed")
 def test_a_token_acts_for_the_owner_until_its_job_ends(nodes: NodeSite) -> None:
     site = nodes.site
     job, token, _ = start_head(nodes, A)

@@ -45,6 +45,7 @@ def used(site: MultiUserSite, *options: str) -> dict[tuple[str, str | None, str]
     }
 
 
+@pytest.mark.slow("40 commands of three accounts; the daemon is killed")
 def test_two_users_above_and_below_their_limits(limited: MultiUserSite) -> None:
     a, b, operator = limited.by(A), limited.by(B), limited.by(OPERATOR)
     first, second = a.submit(*SLEEP), a.submit(*SLEEP)

@@ -285,6 +285,7 @@ def over_slurm(common_folder: Path, slurm_site: SlurmSite) -> Iterator[MultiUser
         yield site
 
 
+@pytest.mark.slow("boots a site over Slurm, on which 20 commands act on two jobs")
 def test_jobs_are_their_owners_on_slurm(over_slurm: MultiUserSite) -> None:
     check_identity(over_slurm, A)
     check_cancel(over_slurm)
@@ -464,6 +465,7 @@ def over_gridengine(common_folder: Path, gridengine_cell: Cell) -> Iterator[Mult
         cell.run("qconf", "-du", accounts.KEEPER, "arusers")
 
 
+@pytest.mark.slow("boots a site over Grid Engine, on which 20 commands act on two jobs")
 def test_jobs_are_their_owners_on_gridengine(over_gridengine: MultiUserSite) -> None:
     check_identity(over_gridengine, A)
     check_cancel(over_gridengine)

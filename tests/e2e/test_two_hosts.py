@@ -160,6 +160,7 @@ def daemons(tmp_path: Path, network: Network) -> Iterator[tuple[Daemon, Daemon]]
         yield first, second
 
 
+@pytest.mark.slow("starts two daemons, then waits until the database has given up the first")
 @pytest.mark.parametrize("fault", ["killed", "hangs", "cut off"])
 def test_a_standby_on_another_host_takes_over(
     daemons: tuple[Daemon, Daemon],

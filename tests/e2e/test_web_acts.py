@@ -407,6 +407,7 @@ def check(page: Page, name: str) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
 
 
+@pytest.mark.slow("axe examines five pages in two schemes and widths")
 def test_a_browser_ticks_tasks_and_confirms(signed: Signed, session: Sessions) -> None:
     owner = session(A)
     jobs = [owner.site.submit("-J", f"tick-{SCRIPT}", *LATER) for _ in range(2)]
@@ -488,6 +489,7 @@ def pages_of_routes() -> set[str]:
     return patterns - {"/changes"}  # an event stream
 
 
+@pytest.mark.slow("axe examines 30 pages in two schemes and widths")
 def test_every_page_and_act_is_for_everybody(signed: Signed, session: Sessions) -> None:
     """A page without an address here, or an act on jobs, fails."""
     operator = session(OPERATOR)

@@ -72,6 +72,7 @@ def answered(page: Page, path: str) -> int:
     return response.status
 
 
+@pytest.mark.slow("three browsers open each page over three clusters and 10,000 tasks")
 def test_every_view_and_acts_of_all_over_real_clusters(
     whole: tuple[MultiUserSite, gridengine.Cell, str], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def hostile(common_folder: Path, request: pytest.FixtureRequest) -> Iterator[Hos
         yield site
 
 
+@pytest.mark.slow("boots a site, on which twelve jobs start while another account attacks")
 def test_no_attack_costs_another_account_a_job(hostile: HostileSite) -> None:
     result = contend(hostile, None, seed="1", number=STARTS)
     print(result)

@@ -51,6 +51,7 @@ def call(site: MultiUserSite, *command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow("boots a site, and runs 20 commands of three accounts")
 def test_users_see_their_own_and_public_events_without_names_and_causes(
     site: MultiUserSite,
 ) -> None:

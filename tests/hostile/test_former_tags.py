@@ -36,6 +36,7 @@ def run_with_tag(cluster: SlurmCluster, tag: str) -> str:
     return native_id
 
 
+@pytest.mark.slow("boots a site, restores a backup, and runs three jobs one by one")
 def test_a_forged_old_tag_settles_no_job_of_another_account(
     site: MultiUserSite, slurm_site: SlurmSite
 ) -> None:

@@ -35,6 +35,7 @@ def submit_directly(cell: Cell, *options: str) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.slow("boots a site over Grid Engine, and fills it by 29 odd jobs")
 def test_no_name_of_an_account_stops_the_jobs_of_others(
     site: MultiUserSite, gridengine_cell: Cell
 ) -> None:

@@ -85,6 +85,7 @@ def variables_of(managers: Managers) -> tuple[dict[str, str], ...]:
     return {"SLURM_CONF": str(managers.config)}, {"SGE_ROOT": str(managers.sge_root)}
 
 
+@pytest.mark.slow("runs init site six times, which examines the whole host")
 def test_variables_count_unless_an_account_has_called_sudo(managers: Managers) -> None:
     account = str(pwd.getpwnam(A).pw_uid)
     for variables in variables_of(managers):

@@ -121,6 +121,7 @@ def test_native_jobs_and_jobs_of_another_account_are_not_altered(
     assert a.until_ended(own)[0]["state"] == "cancelled"
 
 
+@pytest.mark.slow("52 commands submit jobs with hostile options, and the jobs run")
 def test_hostile_options_of_a_job_harm_nobody(site: MultiUserSite, slurm_site: SlurmSite) -> None:
     cluster, a, b = slurm_site["beta"], site.by(A), site.by(B)
     victim = b.submit("-t", "5", "-o", "/dev/null", "--comment", "b's", "--wrap", "sleep 600")

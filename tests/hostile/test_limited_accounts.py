@@ -48,6 +48,7 @@ def limited(common_folder: Path, cluster: SlurmCluster) -> Iterator[MultiUserSit
         yield site
 
 
+@pytest.mark.slow("boots a cluster with slurmdbd")
 def test_a_limit_closes_a_cluster_to_its_user_alone(limited: MultiUserSite) -> None:
     a, b = limited.by(A), limited.by(B)
     go = limited.folder / A / "go"
@@ -90,6 +91,7 @@ def test_a_large_array_above_the_limit_is_not_ahead_of_others(limited: MultiUser
     a.until(lambda: {row["state"] for row in a.rows(array)} <= ENDED)
 
 
+@pytest.mark.slow("associations are read again after a minute at most")
 def test_a_user_without_association_makes_no_attempt(
     limited: MultiUserSite, cluster: SlurmCluster
 ) -> None:

@@ -66,6 +66,7 @@ def call(
     )
 
 
+@pytest.mark.slow("boots a cluster with slurmdbd; its jobs are hidden until it is down")
 def test_no_job_runs_twice_for_a_daemon_that_sees_none(
     site: MultiUserSite, cluster: SlurmCluster
 ) -> None:

@@ -222,6 +222,7 @@ def check_operation(victim: Victim, callers: tuple[str, ...], operation: Any) ->
 ROLES = {"owner": (A,), "stranger": (B,), "operator": (OPERATOR,), "token": VALID}
 
 
+@pytest.mark.slow("boots a site, and draws requests to each route in each role")
 @pytest.mark.parametrize("callers", list(ROLES.values()), ids=list(ROLES))
 def test_every_drawn_request_is_answered_as_documented(
     victim: Victim, callers: tuple[str, ...]

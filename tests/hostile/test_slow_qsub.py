@@ -17,6 +17,7 @@ QSUB = "/usr/lib/gridengine/qsub"
 SLOW_QSUB = f'#!/bin/sh\nsleep 0.5\nexec {QSUB} "$@"\n'
 
 
+@pytest.mark.slow("twelve submissions of half a second each, in calls of ten")
 def test_tasks_that_a_slow_qsub_leaves_follow_without_doubt(
     common_folder: Path, gridengine_cell: Cell
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_command_that_waits_for_a_file_on_slurm(over_slurm: MultiUserSite) -> 
     check_stall(over_slurm, stalled, end_stall, "rejected")
 
 
+@pytest.mark.slow("boots a site over Grid Engine; four jobs run while a command hangs")
 def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: MultiUserSite) -> None:
     """qsub reads default options from the directory in which it is started."""
     a = over_gridengine.by(A)
@@ -111,6 +112,7 @@ def test_a_command_that_waits_for_a_file_on_gridengine(over_gridengine: MultiUse
     assert runs.read_text() == "once\n"
 
 
+@pytest.mark.slow("a command hangs until its time limit, and listings prove that it did nothing")
 def test_a_killed_command_is_repeated_only_after_proof(impatient: MultiUserSite) -> None:
     """A killed submission is uncertain until a listing proves that it never arrived."""
     a = impatient.by(A)

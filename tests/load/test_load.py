@@ -23,6 +23,7 @@ from tests.load.site import LARGE, SMALL, missing
 CALM = Sample(0.0, 200.0, 30.0, 40, 20, 10.0, 4.0, 5.0, 0)
 
 
+@pytest.mark.slow("three accounts submit 150 tasks to all managers; the daemon is killed")
 @pytest.mark.root
 @pytest.mark.timeout(900)
 def test_no_task_is_lost_or_starved(common_folder: Path) -> None:
