@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.multi_user_site import MultiUserSite, running_site, slurm_tables
 from tests.harness.accounts import A, B
-from tests.harness.slurm import ClusterSpec, SlurmSite
+from tests.harness.slurm import ClusterSpec, SlurmCluster, SlurmSite
 
 HALF_LIFE = 600.0  # seconds
 WEIGHTS = {A: 2, B: 1}
@@ -122,16 +123,22 @@ class SharedSite:
         return float(used)
 
     def run_native(self, user: str, processor_seconds: float) -> None:
-        """Let a job that metasched did not send run until so much of its use is counted."""
+        """Let jobs that metasched did not send run until so much of their use is counted.
+
+        One runs on all processors of each cluster, so that this takes half as long.
+        """
         before = self.counted_use(user)
-        cluster = self.slurm["alpha"]
-        job = cluster.run(
-            *("sbatch", "--parsable", f"--uid={user}", "-n8", "-o", "/dev/null", "-D", "/"),
-            *("--wrap", "sleep 600"),
-        ).strip()
+        command = ("sbatch", f"--uid={user}", "-n8", "-o", "/dev/null", "-D", "/")
+        for cluster in self.slurm:
+            cluster.run(*command, "--wrap", "sleep 600")
         self.site.until(lambda: self.counted_use(user) >= before + processor_seconds)
-        cluster.run("scancel", job)
-        self.site.until(lambda: cluster.run("squeue", "-h", "-o", "%i").strip() == "")
+        for cluster in self.slurm:
+            cluster.run("scancel", "--user", user)
+            self.site.until(partial(_is_empty, cluster))
+
+
+def _is_empty(cluster: SlurmCluster) -> bool:
+    return cluster.run("squeue", "-h", "-o", "%i").strip() == ""
 
 
 @contextmanager
