@@ -163,13 +163,12 @@ def test_hostile_options_of_a_job_harm_nobody(site: MultiUserSite, slurm_site: S
             else:
                 assert done.stderr.count(b"\n") == 1, (option, value, done)
     assert accepted
-    for job in accepted:
-        a.run("release", str(job))
+    a.run("release", *map(str, accepted))
     for account in (a, b):
         last = account.submit("-t", "5", "-o", "/dev/null", "--wrap", "true")
         assert account.until_ended(last)[0]["state"] == "completed"
     a.run("cancel", *map(str, accepted))
-    assert [a.until_ended(job)[0]["user"] for job in accepted] == [A] * len(accepted)
+    assert [row["user"] for row in a.until_ended(*accepted)] == [A] * len(accepted)
     assert b.row(victim)["state"] == "running"
     assert b.row(victim)["native_id"] == native
     assert shown(cluster, native) == before
