@@ -384,6 +384,7 @@ def test_withdrawing_the_unstarted_leaves_what_runs_alone(manager: Manager) -> N
     assert manager.wait_end(order).state is State.COMPLETED
 
 
+@pytest.mark.slow("thirty jobs are submitted and withdrawn one by one")
 def test_withdrawing_the_unstarted_races_with_the_start_and_never_loses(manager: Manager) -> None:
     """At whatever time it is withdrawn, the job runs to its end or never starts."""
     dice = random.Random(7)
@@ -828,6 +829,7 @@ def test_a_window_that_has_begun_long_ago_is_made_for_what_is_left_of_it(manager
     manager.adapter.delete_reservation(name)
 
 
+@pytest.mark.slow("a window of twelve seconds ends; managers take up to 30 s longer")
 def test_what_waits_in_a_reservation_that_ends_never_began(manager: Manager) -> None:
     if not manager.adapter.capabilities.reservations or not manager.adapter.survey().pools:
         pytest.skip("keeps no processors for windows of time")

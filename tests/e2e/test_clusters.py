@@ -18,6 +18,7 @@ def cluster(site: Site, name: str) -> dict[str, Any]:
     return row
 
 
+@pytest.mark.slow("kills and starts a daemon whose clusters are full and drained")
 def test_a_drained_cluster_is_emptied_and_stays_drained_over_a_restart(running: Site) -> None:
     jobs = [running.submit("--wrap", "sleep 300", "-n", n) for n in ("8", "4")]
     running.until(lambda: all(running.row(job)["state"] == "running" for job in jobs))
@@ -81,6 +82,7 @@ def test_a_worker_that_dies_repeatedly_is_started_less_often_and_logged(
     running.until(lambda: cluster(running, "left")["breaker"]["state"] == "closed")
 
 
+@pytest.mark.slow("three jobs wait on one Slurm cluster, are taken back and run on another")
 def test_drained_slurm_gives_back_what_waits_and_the_other_cluster_runs_it(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:

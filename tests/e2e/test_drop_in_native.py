@@ -91,6 +91,7 @@ def native(cluster: SlurmCluster, name: str, *options: str) -> str:
     return cluster.run("sbatch", "--parsable", "-J", name, "--hold", *options, *SLEEP).strip()
 
 
+@pytest.mark.slow("boots two clusters with slurmdbd, and runs ten commands over both")
 def test_squeue_lists_native_jobs_by_cluster(clusters: Clusters) -> None:
     first = native(clusters.alpha, "first")
     array = native(clusters.beta, "second", "--array", "1-3", "--comment", "ms-other-1-1")
@@ -176,6 +177,7 @@ def test_a_dead_controller_hides_no_other_jobs(clusters: Clusters) -> None:
         os.kill(clusters.alpha.controller, 18)
 
 
+@pytest.mark.slow("slurmdbd hears of ended jobs after seconds; each command asks it")
 def test_accounting_lists_native_jobs(clusters: Clusters) -> None:
     ended = clusters.beta.run("sbatch", "--parsable", "-J", "acct-ended", "--wrap", "true").strip()
     own = clusters.submit("south", "-J", "acct-own")

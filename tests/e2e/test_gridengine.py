@@ -69,6 +69,7 @@ def test_jobs_run_exactly_once_each_and_report_their_exit_codes(over_cell: Site)
     over_cell.replayed()
 
 
+@pytest.mark.slow("a job waits until it is pulled, and a full cell is emptied")
 def test_pulled_from_the_full_cell_to_a_cluster_that_can_start_it(over_cell: Site) -> None:
     full = over_cell.submit("--wrap", "sleep 300", "-n", "8", "--cluster", "cell", "-t", "10")
     local = over_cell.submit("--wrap", "sleep 300", "-n", "4", "--cluster", "left", "-t", "60")
@@ -156,6 +157,7 @@ def test_jobs_that_their_owner_renames_are_neither_lost_nor_run_twice(
     site.replayed()
 
 
+@pytest.mark.slow("three jobs of seconds, whose accounting comes after their ends")
 def test_reports_agree_with_qacct(over_cell: Site, gridengine_cell: Cell) -> None:
     quick = ("--cluster", "cell", "-t", "5", "-o", "/dev/null", "--wrap")
     jobs = [

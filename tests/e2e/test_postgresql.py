@@ -52,6 +52,7 @@ def own_site(tmp_path: Path, own_server: Server) -> Iterator[Site]:
         yield new_site
 
 
+@pytest.mark.slow("boots a PostgreSQL server, and runs doctor and db check")
 def test_jobs_run_and_the_story_replays(pg: Site) -> None:
     pg.start()
     good, bad = pg.submit("--wrap", "true"), pg.submit("--wrap", "exit 3")
@@ -88,6 +89,7 @@ def test_the_daemon_is_killed_at_random(pg: Site) -> None:
     pg.replayed()
 
 
+@pytest.mark.slow("boots a server and stops it; a daemon tries every two seconds")
 def test_health_reports_an_outage_though_nothing_is_to_be_stored(
     own_site: Site, own_server: Server
 ) -> None:
@@ -108,6 +110,7 @@ def test_health_reports_an_outage_though_nothing_is_to_be_stored(
     assert own_site.until_ended(own_site.submit("--wrap", "true"))[0]["state"] == "completed"
 
 
+@pytest.mark.slow("boots a server and stops it; a daemon tries every two seconds")
 def test_metrics_are_there_while_the_database_is_not(own_site: Site, own_server: Server) -> None:
     port = free_port()
     own_site.configure(extra=f'[tcp]\nlisten = "127.0.0.1:{port}"\n')
@@ -157,6 +160,7 @@ def test_the_server_goes_away_while_jobs_stream(own_site: Site, own_server: Serv
     own_site.replayed()
 
 
+@pytest.mark.slow("two daemons; the standby takes over once the first has hung")
 def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
     pg: Site, postgresql_server: Server
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_standby_takes_over_and_the_first_can_write_nothing_more(
     pg.replayed()
 
 
+@pytest.mark.slow("a daemon is started with each of seven wrong databases")
 def test_a_database_fault_is_reported_in_one_line(pg: Site, postgresql_server: Server) -> None:
     server = postgresql_server
     name = pg.url.partition("/ms")[2].partition("?")[0]
@@ -210,6 +215,7 @@ def test_a_database_fault_is_reported_in_one_line(pg: Site, postgresql_server: S
     assert "may create tables" in pg.error("serve", code=1)
 
 
+@pytest.mark.slow("starts daemons without each of three databases, and doctor beside them")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
     pg: Site, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +244,7 @@ def test_a_daemon_that_waits_for_its_database_ends_at_a_signal(
         pg.log.write_text("")
 
 
+@pytest.mark.slow("a daemon tries every two seconds; a server starts twice")
 def test_a_daemon_waits_for_a_database_that_is_away_at_its_start(
     own_site: Site, own_server: Server
 ) -> None:

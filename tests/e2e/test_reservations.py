@@ -85,6 +85,7 @@ def test_flexible_requests_are_offered_windows_and_nothing_is_reserved(
     assert cluster.reservations() == {}
 
 
+@pytest.mark.slow("windows begin after 12 s, and Slurm's scheduler starts jobs in them late")
 def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
@@ -153,6 +154,7 @@ def test_jobs_wait_for_their_windows_and_run_in_them_beside_batch_jobs(
     end_in_order(site)
 
 
+@pytest.mark.slow("boots the cluster; a job waits until its window begins")
 def test_jobs_of_the_named_accounts_alone_run_in_their_window(
     cluster: ReservableCluster, site: Site
 ) -> None:
@@ -214,6 +216,7 @@ def until_without_spare(site: Site, id: int) -> None:
     site.until(lambda: "no other node is free" in site.reservation(id)["cause"])
 
 
+@pytest.mark.slow("reservations leave disabled nodes after several polls, four times")
 @pytest.mark.usefixtures("divided")
 def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes_along(
     cluster: ReservableCluster, reserving_site: Site
@@ -257,6 +260,7 @@ def test_a_disabled_location_is_replaced_and_what_waits_in_the_reservation_comes
     end_in_order(site)
 
 
+@pytest.mark.slow("a job fills the cluster; then the daemon is killed and started")
 def test_a_reservation_that_its_manager_lost_is_created_again(
     cluster: ReservableCluster, reserving_site: Site
 ) -> None:
@@ -281,6 +285,7 @@ def test_a_reservation_that_its_manager_lost_is_created_again(
     end_in_order(site)
 
 
+@pytest.mark.slow("starts the controller three times, and kills the daemon")
 @pytest.mark.parametrize("reservable", ["slurm-nodes", "slurm-processors"], indirect=True)
 def test_a_request_that_a_manager_forgets_is_repeated(
     cluster: SlurmReservations, reserving_site: Site
@@ -305,6 +310,7 @@ def test_a_request_that_a_manager_forgets_is_repeated(
     end_in_order(site)
 
 
+@pytest.mark.slow("waits for a window 45 s ahead, or moves a reservation twice")
 @pytest.mark.usefixtures("divided")
 def test_a_reservation_is_moved_so_that_another_fits(
     cluster: ReservableCluster, reserving_site: Site

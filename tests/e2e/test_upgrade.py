@@ -171,6 +171,7 @@ def on_terminal(site: UpgradedSite, answer: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
+@pytest.mark.slow("makes the next release, and starts it for each of twelve commands")
 def test_the_database_goes_up_and_back_by_command(site: UpgradedSite) -> None:
     site.configure(LOCAL)
     site.start()
@@ -308,6 +309,7 @@ def test_jobs_outlive_the_upgrade_and_run_exactly_once(
     assert site.stop() == 0
 
 
+@pytest.mark.slow("two daemons serve jobs of seconds, one after the other")
 def test_jobs_outlive_a_rollback_and_run_exactly_once(site: UpgradedSite, manager: Manager) -> None:
     site.configure(LICENCE + manager.table)
     site.upgrade()

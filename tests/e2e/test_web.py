@@ -473,6 +473,7 @@ def test_users_see_what_the_api_lets_them_see(shared_web: tuple[MultiUserSite, V
     assert refused.status == 403
 
 
+@pytest.mark.slow("what the launcher has read serves a page for five seconds, five times")
 @pytest.mark.root
 def test_nobody_reads_files_of_others_as_output(shared_web: tuple[MultiUserSite, Visitor]) -> None:
     """An owner may replace his output by a link, a FIFO or a device; he sees no more by that."""

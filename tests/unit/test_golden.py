@@ -37,6 +37,7 @@ def test_the_two_sets_of_kurowski(name: str, fcfs: str, easy: str) -> None:
     assert f"{mean_wait(run(name, 128, 'easy')):.4f}" == easy
 
 
+@pytest.mark.slow("10,000 jobs, simulated twice")
 def test_the_first_ten_thousand_jobs_of_sdsc() -> None:
     fcfs = metrics.summary(run("SDSC-SP2.swf.gz", 128, "fcfs", last=10_000), "fcfs", 1.0)
     easy = metrics.summary(run("SDSC-SP2.swf.gz", 128, "easy", last=10_000), "easy", 1.0)
