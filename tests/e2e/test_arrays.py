@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections import Counter
 
+import pytest
+
 from tests.e2e.conftest import Site
 from tests.harness.slurm import SlurmSite
 
@@ -94,6 +96,7 @@ def test_tasks_are_cancelled_held_and_released_one_by_one(running: Site) -> None
     assert "is no job" in running.error("cancel", f"{job}_[3-", code=2)
 
 
+@pytest.mark.slow("2,000 tasks are listed and changed by ten commands, over a crash")
 def test_requests_to_a_large_array_and_to_some_of_its_tasks(running: Site) -> None:
     """Requests to an array of 2,000 tasks, some of them named, a crash, and a whole replay."""
     (running.folder / "go").touch()

@@ -180,6 +180,7 @@ def test_a_socket_that_is_left_over_is_replaced_and_a_file_is_not(site: Site) ->
     assert socket_path.read_text() == "precious"
 
 
+@pytest.mark.slow("starts a daemon, and sixteen commands that load all of its code")
 def test_databases_that_cannot_be_used(site: Site) -> None:
     site.database.write_bytes(b"this is a letter, not a database\n" * 300)
     assert "restore a backup" in site.error("serve", code=1)

@@ -104,6 +104,7 @@ def clocked(tmp_path: Path) -> Any:
         site.close()
 
 
+@pytest.mark.slow("starts a daemon five times, and waits until each sees its clock stepped")
 def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: ClockedSite) -> None:
     clocked.set_clock("2030-01-10T19:00:00")
     clocked.start()

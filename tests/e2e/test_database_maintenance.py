@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 
+import pytest
+
 from tests.e2e.conftest import Site
 
 
+@pytest.mark.slow("starts a daemon twice, and a dozen db commands that load all of its code")
 def test_backup_check_and_prune_while_the_daemon_runs(running: Site) -> None:
     old = running.submit("--wrap", "true")
     running.until_ended(old)

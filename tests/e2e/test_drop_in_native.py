@@ -343,6 +343,7 @@ def test_nodes_are_listed_by_name(clusters: Clusters) -> None:
     assert missing.stdout.endswith("Node x1 not found\n")
 
 
+@pytest.mark.slow("commands wait for a stopped controller, which is then started again")
 def test_nodes_of_a_dead_controller_hide_no_others(clusters: Clusters) -> None:
     clusters.beta.stop_controller()
     try:

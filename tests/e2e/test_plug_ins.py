@@ -62,6 +62,7 @@ def hold(site: Site, *options: str) -> int:
     return site.submit("--hold", *options, "--wrap", "true")
 
 
+@pytest.mark.slow("starts a daemon twice; a heuristic hangs until its time limit; two replays")
 def test_the_example_decides_in_the_daemon_and_its_values_are_replayed(
     site: Site, packages: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_the_example_decides_in_the_daemon_and_its_values_are_replayed(
     site.until(lambda: excluded() == {})
 
 
+@pytest.mark.slow("jobs run one by one, doctor runs, and all decisions are replayed")
 def test_the_exclusion_of_a_local_policy_is_recorded(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_worker_that_hangs_is_killed_and_nothing_is_lost(site: Site) -> None:
     assert not worker.is_running()
 
 
+@pytest.mark.slow("calls to a stopped worker fail at their time limit, twice")
 def test_a_worker_that_hangs_again_and_again_is_paused_while_others_go_on(site: Site) -> None:
     """The breaker of the worker opens; its jobs are unknown until it works again."""
     hang, go, ran = (site.folder / name for name in ("hang", "go", "ran"))
@@ -192,6 +193,7 @@ def test_a_closed_terminal_does_not_end_the_daemon(running: Site) -> None:
     assert running.stop() == 0
 
 
+@pytest.mark.slow("starts a daemon four times, with and without a cluster")
 def test_an_operator_resolves_unknown_jobs(running: Site) -> None:
     job = running.submit("--wrap", "sleep 300", "--cluster", "right")
     running.until(lambda: running.row(job)["state"] == "running")

@@ -100,6 +100,7 @@ def test_the_managers_expected_start_is_explained_and_makes_no_story(
     assert row["expected_start"] is None
 
 
+@pytest.mark.slow("fills two clusters, and waits until a job is pulled")
 def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
@@ -123,6 +124,7 @@ def test_pulled_from_a_full_cluster_to_the_one_that_can_start_it(
     over_slurm.replayed()
 
 
+@pytest.mark.slow("observes for six seconds that a job is not pulled, then waits until it is")
 def test_nothing_is_pulled_into_a_window_that_is_to_come(
     over_slurm: Site, slurm_site: SlurmSite
 ) -> None:
@@ -158,6 +160,7 @@ def test_nothing_is_pulled_into_a_window_that_is_to_come(
     assert (row["state"], row["cluster"]) == ("completed", other.name)
 
 
+@pytest.mark.slow("boots a cluster, and waits until it has forgotten an ended job")
 def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -186,6 +189,7 @@ def test_jobs_that_ended_and_were_forgotten_while_the_daemon_was_down(
         site.replayed()
 
 
+@pytest.mark.slow("empties two clusters; jobs wait until a poll shows a changed node")
 def test_a_node_locked_licence_is_used_on_its_machine_only(
     site: Site, slurm_site: SlurmSite
 ) -> None:
@@ -214,6 +218,7 @@ def test_a_node_locked_licence_is_used_on_its_machine_only(
             alpha.run("scontrol", "update", f"NodeName={locked}", f"{parameter}=any")
 
 
+@pytest.mark.slow("five jobs, and five counts of licences that polls must see")
 def test_licences_that_slurm_counts_too_are_asked_for_there(
     site: Site, slurm_site: SlurmSite
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_stopped_qmaster_is_unreachable_in_time_and_nothing_is_lost(
     assert (row.state, row.exit_code) == (State.FAILED, 6)
 
 
+@pytest.mark.slow("boots a cell, and starts its qmaster again")
 def test_a_killed_qmaster_comes_back_with_its_jobs(tmp_path: Path) -> None:
     """Use a separate cell: execd may delay reports of ended jobs for minutes after the restart."""
     with Cell(tmp_path / "cell") as cell:
