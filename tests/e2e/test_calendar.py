@@ -104,7 +104,7 @@ def clocked(tmp_path: Path) -> Any:
         site.close()
 
 
-@pytest.mark.slow("starts a daemon five times, and waits until each sees its clock stepped")
+@pytest.mark.slow("a daemon looks at its clock every ten seconds, and starts four times")
 def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: ClockedSite) -> None:
     clocked.set_clock("2030-01-10T19:00:00")
     clocked.start()
@@ -158,6 +158,7 @@ def test_each_run_happens_once_over_crashes_and_steps_of_the_clock(clocked: Cloc
     clocked.replayed()
 
 
+@pytest.mark.slow("a daemon looks at its clock every ten seconds, and starts four times")
 def test_a_licence_total_and_a_policy_by_time_of_day(clocked: ClockedSite) -> None:
     pool = '[[licence]]\nname = "solver"\ntotal = 4\n'
     day = 'name = "day"\nat = "08:00"\ndo = "licence"\nlicence = "solver"\n'

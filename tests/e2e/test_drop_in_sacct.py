@@ -113,6 +113,7 @@ class Sacct:
         return not self._states(name) & {"PENDING", "RUNNING"}
 
 
+@pytest.mark.slow("boots a cluster with slurmdbd, which hears of ended jobs after seconds")
 def test_sacct_says_of_a_job_what_the_real_one_says(site: Site, alpha: SlurmCluster) -> None:
     site.before = alpha.inside
     site.configure(alpha.table("poll_interval = 1\n"), extra="first_id = 100000001\n")
@@ -129,6 +130,7 @@ def test_sacct_says_of_a_job_what_the_real_one_says(site: Site, alpha: SlurmClus
     alpha.empty()
 
 
+@pytest.mark.slow("slurmdbd hears of jobs of seconds some seconds after their ends")
 def test_reports_agree_with_slurmdbd(site: Site, alpha: SlurmCluster) -> None:
     """Also where Slurm allocates more processors than a job asks for."""
     site.before = alpha.inside
