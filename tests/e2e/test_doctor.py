@@ -301,6 +301,7 @@ def test_a_slurm_whose_controller_hangs_dies_or_has_another_clock(
     assert 90 < seconds < 110
 
 
+@pytest.mark.slow("boots a cell; doctor waits twice for an answer until its time limit")
 def test_a_cell_whose_qmaster_hangs_dies_or_has_another_clock_than_doctor(
     site: Site, record_property: Callable[[str, object], None]
 ) -> None:

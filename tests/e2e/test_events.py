@@ -183,6 +183,7 @@ def test_a_flood_of_bad_tokens_makes_few_rows(site: Site) -> None:
     stop_and_replay(site)
 
 
+@pytest.mark.slow("calls to a stopped controller fail; it and the daemon are started again")
 def test_an_outage_of_a_real_controller(over_slurm: Site, slurm_site: SlurmSite) -> None:
     site, beta = over_slurm, slurm_site["beta"]
     job = site.submit("--wrap", "sleep 600", "--cluster", "beta", "-t", "30")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
+import pytest
+
 from tests.e2e.conftest import ONE_LOCAL, Site
 from tests.harness.gridengine import Cell
 from tests.harness.slurm import SlurmSite
@@ -67,6 +69,7 @@ def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: S
     site.until_ended(job)
 
 
+@pytest.mark.slow("a hundred tasks run first; then a cell is filled")
 def test_jobs_of_others_do_not_hide_the_start_on_grid_engine(
     site: Site, gridengine_cell: Cell
 ) -> None:
@@ -98,6 +101,7 @@ def test_jobs_of_others_do_not_hide_the_start_on_grid_engine(
     site.until_ended(job)
 
 
+@pytest.mark.slow("a hundred tasks run first; then a cell is filled and a job overtakes another")
 def test_a_grid_engine_cell_is_forecast_by_first_fit(site: Site, gridengine_cell: Cell) -> None:
     """Half of the cell is free, but the first pending job needs all of it.
 

@@ -6,6 +6,8 @@ import shutil
 import sys
 from datetime import datetime
 
+import pytest
+
 from tests.e2e.conftest import ENDED, FOLDER, ONE_LOCAL, Site
 
 GRACE = 1.0  # seconds
@@ -25,6 +27,7 @@ total = 1
 """
 
 
+@pytest.mark.slow("a lease ends nine seconds after its task is forgotten; three starts")
 def test_what_a_forgotten_task_holds_is_returned_after_its_time_limit(site: Site) -> None:
     site.before = PREFIX
     site.configure(ONE_LOCAL + LICENCE)

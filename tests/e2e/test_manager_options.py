@@ -117,6 +117,7 @@ def test_nice_orders_the_queue_of_a_local_cluster(site: Site) -> None:
     assert log.read_text().split() == ["0", "100", "200"]
 
 
+@pytest.mark.slow("two jobs run until a signal three seconds after their starts; others follow")
 @pytest.mark.parametrize("fence", [False, True])
 def test_on_grid_engine(site: Site, unlimited_cell: Cell, fence: bool) -> None:
     python = unlimited_cell.python(site.folder / "python")
@@ -145,6 +146,7 @@ def test_on_grid_engine(site: Site, unlimited_cell: Cell, fence: bool) -> None:
     site.replayed()
 
 
+@pytest.mark.slow("boots two clusters; four jobs run and are cancelled one by one")
 def test_on_two_slurm_clusters(site: Site, two_clusters: SlurmSite) -> None:
     for cluster in two_clusters:
         cluster.empty()

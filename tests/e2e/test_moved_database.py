@@ -19,6 +19,7 @@ def over(site: Site, url: str) -> None:
     site.configure(TWO_LOCAL)
 
 
+@pytest.mark.slow("moves a database twice; starts and replays on each")
 def test_jobs_run_on_under_their_ids_after_a_move_and_a_move_back(
     site: Site, postgresql_server: Server
 ) -> None:

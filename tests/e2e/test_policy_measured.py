@@ -61,6 +61,7 @@ def wait_of(row: Any) -> float:
     return (started - submitted).total_seconds()
 
 
+@pytest.mark.slow("eight tasks of 1.5 s run one by one, twice")
 @pytest.mark.parametrize(
     ("kind", "tasks", "seconds"),
     [

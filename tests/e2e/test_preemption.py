@@ -197,6 +197,7 @@ def test_a_preempted_job_that_must_not_run_again_has_failed(
     assert test.records.runs(job) == ["alpha"]
 
 
+@pytest.mark.slow("a job is preempted, and the daemon is killed and started")
 def test_a_job_that_slurm_has_requeued_runs_elsewhere(over: By, requeueing: SlurmSite) -> None:
     test = over(requeueing)
     filler = test.fill_here()
@@ -238,6 +239,7 @@ def test_a_requeued_job_whose_processes_take_their_time_is_taken_back_once(
     test.replayed()
 
 
+@pytest.mark.slow("boots a cluster with slurmdbd")
 def test_a_job_preempted_by_a_qos_runs_elsewhere(over: By, by_qos: SlurmSite) -> None:
     test = over(by_qos)
     filler = test.fill_here()
@@ -253,6 +255,7 @@ def test_a_job_preempted_by_a_qos_runs_elsewhere(over: By, by_qos: SlurmSite) ->
     test.replayed()
 
 
+@pytest.mark.slow("four tasks begin, two are preempted, and the daemon is killed")
 @pytest.mark.parametrize("mode", ["cancelling", "requeueing"])
 def test_tasks_of_an_array_are_preempted_while_others_run_on(
     over: By, mode: str, request: pytest.FixtureRequest
@@ -312,6 +315,7 @@ def fail_node(test: Preemption, native: str) -> None:
             process.kill()
 
 
+@pytest.mark.slow("a node that does not answer is down after ten seconds")
 @pytest.mark.parametrize("cause", [requeue, fail_node])
 def test_a_job_that_may_run_again_leaves_the_cluster_that_has_requeued_it(
     over: By, requeueing: SlurmSite, cause: Callable[[Preemption, str], None]
@@ -338,6 +342,7 @@ def test_a_job_that_may_run_again_leaves_the_cluster_that_has_requeued_it(
             test.alpha.wait_ready()
 
 
+@pytest.mark.slow("a node that does not answer is down after ten seconds")
 def test_a_job_that_must_not_run_again_ends_with_its_node(over: By, requeueing: SlurmSite) -> None:
     test = over(requeueing)
     job = test.run_on_alpha("--cluster", "alpha")
@@ -353,6 +358,7 @@ def test_a_job_that_must_not_run_again_ends_with_its_node(over: By, requeueing: 
         test.alpha.wait_ready()
 
 
+@pytest.mark.slow("boots a cluster whose jobs take turns of five seconds; restarts the daemon")
 def test_a_suspended_job_keeps_its_place_and_its_licences(over: By, suspending: SlurmSite) -> None:
     test = over(suspending)
     job = test.run_on_alpha("--licence", "solver", "--cluster", "alpha")

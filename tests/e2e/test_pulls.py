@@ -68,6 +68,7 @@ def occupy(cluster: SlurmCluster, limit: str, count: int) -> None:
         cluster.run("sbatch", "-t", limit, "-N2", "--exclusive", "--wrap", "sleep 9999")
 
 
+@pytest.mark.slow("boots two clusters with slurmdbd; 67 jobs of three seconds run")
 @pytest.mark.parametrize("unequal", [BACKFILL, BUILTIN], indirect=True)
 def test_nine_of_ten_pulls_start_at_once(unequal: SlurmSite, site: Site) -> None:
     left, right = unequal["left"], unequal["right"]
@@ -111,6 +112,7 @@ def pulls_to_right(site: Site) -> tuple[int, int]:
     return row["pulls"], row["pulls_started_at_once"]
 
 
+@pytest.mark.slow("boots two clusters with slurmdbd; observes that nothing is pulled")
 @pytest.mark.parametrize("unequal", [BUILTIN], indirect=True)
 def test_no_pull_behind_a_job_that_no_other_may_overtake(unequal: SlurmSite, site: Site) -> None:
     """A node of right is idle, but the job that waits there for both nodes comes first."""

@@ -35,6 +35,7 @@ def report(site: Site, *options: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow("starts a daemon three times; a dozen reports of what has run")
 def test_reports_agree_with_the_jobs_and_survive_kill_and_pruning(licensed: Site) -> None:
     site = licensed
     quick = ["-o", "/dev/null", "--wrap"]

@@ -113,6 +113,7 @@ class Jobs:
         self.site.until(lambda: states_now() == expected)
 
 
+@pytest.mark.slow("boots the manager; ten jobs run in turn, and its memory of some ends")
 @pytest.mark.parametrize(
     "boot",
     [local, slurm_without_records, slurm_with_records, slurm_with_slurmdbd, gridengine],

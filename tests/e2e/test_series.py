@@ -21,6 +21,7 @@ def occurrences(site: Site) -> list[dict[str, Any]]:
     return [row for row in rows if row["series"] is not None]
 
 
+@pytest.mark.slow("seven windows are reserved in Slurm and cancelled, over a crash")
 def test_a_series_is_reserved_once_over_a_crash(cluster: SlurmReservations, site: Site) -> None:
     site.configure(
         cluster.table(site.folder) + '[reservations]\nahead = "7d"\n', extra='zone = "UTC"\n'

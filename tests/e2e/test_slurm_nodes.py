@@ -28,6 +28,7 @@ def reserved_nodes(cluster: SlurmReservations) -> list[str]:
     ]
 
 
+@pytest.mark.slow("a window begins after 25 s")
 def test_licences_of_a_window_are_kept_over_a_crash_and_free_after_it(
     cluster: SlurmReservations, site: Site
 ) -> None:
@@ -221,6 +222,7 @@ def late_gamma(cluster: SlurmReservations, site: Site) -> Site:
     return site
 
 
+@pytest.mark.slow("a window begins after 30 s")
 def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
     late_gamma: Site, cluster: SlurmReservations
 ) -> None:
@@ -253,6 +255,7 @@ def test_late_binding_keeps_nodes_free_by_what_is_sent_and_chooses_them_last(
     assert "wrong" not in site.run("db", "check").stdout
 
 
+@pytest.mark.slow("a window begins after 20 s")
 def test_the_owner_of_a_broken_reservation_is_notified_of_cause_and_free_windows(
     reserving_site: Site, cluster: SlurmReservations
 ) -> None:

@@ -39,6 +39,7 @@ def test_a_reservation_that_an_admin_made_smaller_is_replaced(
     assert site.reservation(id)["state"] == "bound"
 
 
+@pytest.mark.slow("a controller is started again without its nodes, then with them")
 @ON_PROCESSORS
 def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its_nodes(
     cluster: SlurmReservations, reserving_site: Site
@@ -63,6 +64,7 @@ def test_what_slurm_lost_is_created_again_once_the_controller_has_heard_from_its
     site.until(lambda: site.reservation(reservation["reservation"])["state"] == "bound")
 
 
+@pytest.mark.slow("starts a daemon five times")
 @ON_PROCESSORS
 def test_the_daemon_refuses_another_unit_while_a_reservation_is_open(
     cluster: SlurmReservations, reserving_site: Site
@@ -90,6 +92,7 @@ def test_the_daemon_refuses_another_unit_while_a_reservation_is_open(
         site.start()
 
 
+@pytest.mark.slow("boots a cluster, starts a daemon twice, and runs doctor twice")
 def test_a_cluster_that_reserves_no_cores_names_the_setting(
     site: Site, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

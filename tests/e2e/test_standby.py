@@ -78,6 +78,7 @@ def unread_calls(worker: psutil.Process) -> int:
     return 0
 
 
+@pytest.mark.slow("a standby takes over after ten seconds of silence, and its job runs")
 def test_a_worker_that_hung_with_its_daemon_submits_nothing_later(
     tmp_path: Path, postgresql_server: Server, slurm_site: SlurmSite
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_worker_that_hung_with_its_daemon_submits_nothing_later(
         assert second.row(job)["state"] == "completed"
 
 
+@pytest.mark.slow("a standby takes over after ten seconds of silence, and eight jobs run")
 def test_calls_that_a_daemon_wrote_before_it_hung_are_not_executed_later(
     tmp_path: Path, postgresql_server: Server, slurm_site: SlurmSite
 ) -> None:
@@ -141,6 +143,7 @@ def test_calls_that_a_daemon_wrote_before_it_hung_are_not_executed_later(
         second.replayed()
 
 
+@pytest.mark.slow("observes two daemons for twelve seconds")
 def test_a_daemon_that_runs_is_not_ended_by_its_standby(
     hosts: tuple[Host, Host],
 ) -> None:

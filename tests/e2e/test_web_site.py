@@ -10,6 +10,7 @@ from itertools import product
 from math import sin
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 from sqlalchemy import create_engine
 
@@ -81,6 +82,7 @@ def sign_in(page: Page, site: Site) -> None:
     expect(page.get_by_role("heading", name="Site", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow("boots two clusters and a cell; jobs run, and two browsers open pages")
 def test_one_page_shows_all_clusters_to_two_browsers(
     slurm_site: SlurmSite, gridengine_cell: Cell, tmp_path: Path
 ) -> None:

@@ -213,6 +213,7 @@ def test_ids_of_a_federation_are_higher(with_slurmdbd: SlurmCluster, tmp_path: P
         with_slurmdbd.run("sacctmgr", "-i", "delete", "federation", "all")
 
 
+@pytest.mark.slow("a controller runs for some seconds, then forgets ended jobs (MinJobAge)")
 def test_each_end_is_reported_as_in_a_listing(client: Client) -> None:
     ends = {
         "exit 0": (State.COMPLETED, 0, None),
@@ -295,6 +296,7 @@ def test_use_of_ended_jobs(with_slurmdbd: SlurmCluster, tmp_path: Path) -> None:
     assert 1.0 <= (usage[0].elapsed or 0.0) < 60
 
 
+@pytest.mark.slow("a controller runs for some seconds, then forgets ended jobs (MinJobAge)")
 @pytest.mark.parametrize("cluster", ["with_slurmdbd", "with_file"])
 def test_what_was_cancelled_while_it_waited_never_began(
     cluster: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -315,6 +317,7 @@ def test_what_was_cancelled_while_it_waited_never_began(
     client.adapter.close()
 
 
+@pytest.mark.slow("the controller forgets an ended job (MinJobAge); slurmdbd is restarted")
 def test_accounting_that_does_not_answer_proves_nothing(
     with_slurmdbd: SlurmCluster, tmp_path: Path
 ) -> None:
@@ -347,6 +350,7 @@ def test_a_file_that_cannot_be_read_is_no_accounting(
     client.adapter.close()
 
 
+@pytest.mark.slow("use is told ten seconds late; slurmdbd is restarted")
 def test_use_of_other_jobs_is_counted_once_while_they_run(
     with_slurmdbd: SlurmCluster, tmp_path: Path
 ) -> None:
