@@ -280,6 +280,7 @@ def clock_finding(
     return finding["id"], finding["severity"], int(text_words[3])
 
 
+@pytest.mark.slow("doctor waits twice until its time limit; a controller is started twice")
 def test_a_slurm_whose_controller_hangs_dies_or_has_another_clock(
     site: Site, slurm_site: SlurmSite, record_property: Callable[[str, object], None]
 ) -> None:

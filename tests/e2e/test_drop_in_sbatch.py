@@ -104,6 +104,7 @@ SAME = {
 }
 
 
+@pytest.mark.slow("runs sixty commands, and the same of Slurm")
 def test_errors_are_those_of_the_real_sbatch(
     drop_in: Site, alpha: SlurmCluster, scripts: Path
 ) -> None:

@@ -78,6 +78,7 @@ def of_release(cluster: SlurmCluster, text: str) -> str:
     return text.replace("slurm_suspend error: ", "slurm_suspend error:")
 
 
+@pytest.mark.slow("lists four jobs by some seventy commands, and by the same of Slurm")
 def test_listings_say_of_a_job_what_the_real_ones_say(drop_in: Site, alpha: SlurmCluster) -> None:
     for name, options in OPTIONS.items():
         words = ["-J", name, "-p", "main", "-o", "/dev/null", *options, "--wrap", "sleep 600"]
@@ -361,6 +362,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow("runs 153 commands, and the same of Slurm")
 def test_errors_are_those_of_the_real_commands(drop_in: Site, alpha: SlurmCluster) -> None:
     answers = [
         [

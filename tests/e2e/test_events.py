@@ -93,6 +93,7 @@ def test_bad_filters_are_refused_in_a_line(
     assert message in shared.error("events", *arguments, code=2)
 
 
+@pytest.mark.slow("starts a daemon four times; a follower connects again each time")
 def test_followers_miss_and_repeat_nothing_over_restarts(running: Site) -> None:
     with following(running, "--since", "1h") as out:
         for round in range(3):
@@ -208,6 +209,7 @@ def test_an_outage_of_a_real_controller(over_slurm: Site, slurm_site: SlurmSite)
     stop_and_replay(site)
 
 
+@pytest.mark.slow("starts a daemon twice; a server is asked each second, five times")
 def test_a_silent_licence_server(site: Site) -> None:
     program, answer = site.folder / "lmutil", site.folder / "answer"
     program.write_text(f"#!/bin/sh\ncat {answer}\n")

@@ -43,6 +43,7 @@ def test_status_and_explain_have_an_interval(site: Site) -> None:
     assert "not estimated" not in site.json("explain", str(second))["text"]
 
 
+@pytest.mark.slow("a hundred tasks run first; then two jobs wait on a full cluster")
 def test_jobs_of_others_do_not_hide_the_start_on_slurm(site: Site, slurm_site: SlurmSite) -> None:
     """One job of others runs for up to 30 min, another is pending before ours."""
     beta = slurm_site["beta"]
@@ -135,6 +136,7 @@ def test_a_grid_engine_cell_is_forecast_by_first_fit(site: Site, gridengine_cell
     site.until_ended(head)
 
 
+@pytest.mark.slow("a hundred tasks run first; the forecast of what follows is awaited")
 def test_jobs_are_placed_where_they_are_expected_to_start_first(site: Site) -> None:
     """Right owes far more by limits; but its pending job will end as soon as all known ones did."""
     right = ONE_LOCAL.replace('"here"', '"right"')

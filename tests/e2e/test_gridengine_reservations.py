@@ -56,6 +56,7 @@ def lethal_programs(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow("starts a daemon three times; four windows are reserved and one is moved")
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize(("step", "kept_of_moved"), [(1, 1), (2, 2), (3, 2), (4, 1)])
 def test_a_move_that_was_interrupted_by_a_crash_is_completed(
@@ -122,6 +123,7 @@ def without_cell(site: Site) -> Iterator[None]:
     site.start()
 
 
+@pytest.mark.slow("starts a daemon three times, with and without its cell")
 def test_a_reservation_outlives_a_configuration_without_its_cell(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_reservation_outlives_a_configuration_without_its_cell(
     site.replayed()
 
 
+@pytest.mark.slow("starts a daemon three times, with and without its cell")
 def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_back(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_reservation_cancelled_without_its_cell_is_deleted_once_the_cell_is_ba
     site.replayed()
 
 
+@pytest.mark.slow("a window begins after 15 s, and five jobs run in it")
 def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_job_sent_after_the_window_began_gets_the_remaining_time_as_its_limit(
     site.replayed()
 
 
+@pytest.mark.slow("starts a daemon twice; a job waits until it is pulled")
 def test_a_job_that_waits_in_a_reservation_keeps_no_other_from_being_pulled(
     cluster: GridEngineReservations, reserving_site: Site
 ) -> None:
@@ -220,6 +225,7 @@ def test_a_job_that_waits_in_a_reservation_keeps_no_other_from_being_pulled(
     site.replayed()
 
 
+@pytest.mark.slow("six jobs run or are refused in a window that has to begin")
 def test_the_cell_keeps_licences_that_it_counts_for_the_window(
     cluster: GridEngineReservations, site: Site
 ) -> None:

@@ -116,6 +116,7 @@ def stopped_execd(cell: Cell) -> Iterator[None]:
         os.kill(cell.execd, signal.SIGCONT)
 
 
+@pytest.mark.slow("boots a cell; a job runs twice in it, and a daemon is started again")
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_job_that_is_rerun_by_force_runs_again_in_its_cell(test: Restarts, kill: bool) -> None:
     """Though it could run on another cluster: the cell does not show when the former run ended."""
@@ -136,6 +137,7 @@ def test_a_job_that_is_rerun_by_force_runs_again_in_its_cell(test: Restarts, kil
     test.replayed()
 
 
+@pytest.mark.slow("observes for three seconds that a job does not run again, then that it does")
 def test_a_rerun_does_not_begin_while_the_former_run_lasts(test: Restarts, cell: Cell) -> None:
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     with stopped_execd(cell):
@@ -184,6 +186,7 @@ def test_a_job_is_not_rerun(test: Restarts, requeue: str) -> None:
     test.replayed()
 
 
+@pytest.mark.slow("observes for three seconds that a job does not run again, then that it does")
 def test_a_requeued_job_does_not_begin_while_its_former_run_lasts(
     test: Restarts, cell: Cell
 ) -> None:
@@ -223,6 +226,7 @@ def test_a_claim_keeps_a_job_from_a_forced_rerun(fenced: Restarts) -> None:
     fenced.replayed()
 
 
+@pytest.mark.slow("a daemon and an execd are started again")
 def test_a_job_outlives_its_execd(test: Restarts, cell: Cell) -> None:
     job = test.run_on_cell("--requeue", "--cluster", "cell,here")
     native = test.native_id(job)
@@ -238,6 +242,7 @@ def test_a_job_outlives_its_execd(test: Restarts, cell: Cell) -> None:
     test.replayed()
 
 
+@pytest.mark.slow("a cell misses a host after 20 s; its execd is then started again")
 def test_a_job_of_a_host_that_has_failed_runs_nowhere_until_somebody_decides(
     test: Restarts, cell: Cell
 ) -> None:
@@ -263,6 +268,7 @@ def test_a_job_of_a_host_that_has_failed_runs_nowhere_until_somebody_decides(
         cell.load("-Mconf", configuration, name="global")
 
 
+@pytest.mark.slow("observes a cell for three seconds; its execd is then started again")
 def test_an_operator_removes_a_requeued_job_of_a_host_that_is_gone(
     test: Restarts, cell: Cell
 ) -> None:
