@@ -260,6 +260,7 @@ def test_the_cell_keeps_licences_that_it_counts_for_the_window(
     site.replayed()
 
 
+@pytest.mark.slow("five jobs run or are refused in a window that has to begin")
 def test_each_reserved_slot_has_its_share_of_the_memory(
     cluster: GridEngineReservations, site: Site
 ) -> None:
@@ -305,6 +306,7 @@ def default_memory(cluster: GridEngineReservations) -> Iterator[None]:
     cluster.cell.load("-Mc", whole)
 
 
+@pytest.mark.slow("jobs run and are cancelled one by one in a window that has to begin")
 @pytest.mark.usefixtures("default_memory")
 def test_jobs_without_a_memory_request_get_the_default_in_a_reservation(
     cluster: GridEngineReservations, site: Site

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import COMMAND, ONE_LOCAL, Site
 
 TESTS = Path(__file__).parents[1]
@@ -63,6 +65,7 @@ def test_a_command_that_is_run_elsewhere_is_run_there() -> None:
         assert text in (TESTS / file).read_text(), command
 
 
+@pytest.mark.slow("runs 21 commands of three pages")
 def test_the_commands_of_the_pages_run(site: Site) -> None:
     """A licence server is down, a job failed, another is held: nothing is said to be misused."""
     site.configure(ONE_LOCAL, LICENCE)

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import TWO_LOCAL, Site
 
 HEAD = """\
@@ -73,6 +75,7 @@ def finding(site: Site, check: str) -> dict[str, Any]:
     raise AssertionError(check)
 
 
+@pytest.mark.slow("a licence server is asked each second, eight times")
 def test_counted_tokens_are_leased_and_no_token_counts_twice(site: Site) -> None:
     server = Server(site.folder)
     user, host = pwd.getpwuid(os.geteuid()).pw_name, socket.gethostname()
@@ -127,6 +130,7 @@ features = {{ matlab = "MATLAB" }}
     assert "absent: it has no absent" in check["text"]
 
 
+@pytest.mark.slow("an answer of a licence server is stale after twelve seconds")
 def test_unusable_output_counts_no_free_token(site: Site) -> None:
     answer = site.folder / "answer"
 

@@ -83,6 +83,7 @@ def most_at_once(spans: list[tuple[float, float, int]]) -> int:
     return most
 
 
+@pytest.mark.slow("starts a daemon four times; eight jobs wait for each other's licences")
 def test_no_more_run_than_there_are_licences_over_both_clusters_and_deaths(licensed: Site) -> None:
     sizes = [1, 3, 2, 1, 2, 4, 1, 3]
     log = licensed.folder / "begun"
