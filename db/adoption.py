@@ -25,7 +25,7 @@ def adopt(database: Database, folder: Path, confirm: Callable[[str], bool]) -> M
     if (lost := database.lost_mark()) is not None:
         if not confirm(f"{database} does not exist: its jobs are lost. Begin a new one?"):
             return None
-        lost.path.unlink(missing_ok=True)
+        lost.path.unlink(missing_ok=True)  # an empty file may stay
         return NO_DATABASE
     database.open_existing().dispose()  # at another schema, `acquire_writer` would upgrade it
     with database.acquire_writer() as lock:

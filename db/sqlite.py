@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -76,13 +77,8 @@ class FileLock(WriterLock):
             raise StorageFailed(problem)
 
     def acquire(self) -> None:
-        if not (problem := self._find_displacement()):
-            return
-        with suppress(DBAPIError):  # the open file alone has the last state then
-            self.connection.rollback()
-            self.connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-            self.connection.rollback()
-        raise StoreError(problem)
+        if problem := self._find_displacement():
+            raise StoreError(problem)
 
     def _find_displacement(self) -> str:
         """Return what happened to the file, and how to save its last state; "": nothing."""
@@ -95,6 +91,8 @@ class FileLock(WriterLock):
         except OSError as error:
             return f"{self._path}: {error.strerror}"
         copy, place = self._open_file()
+        if not self._is_whole():
+            return f"{self._path} is not the file that the daemon has open; wait, it is being saved"
         if replaced:
             return (
                 f"{self._path} was replaced below the daemon: its last state is in {copy} alone; "
@@ -109,6 +107,15 @@ class FileLock(WriterLock):
             f"{self._path} was moved to {place} below the daemon: the next daemon would not find "
             f"it; mv {place} {self._path}, then the daemon continues"
         )
+
+    def _is_whole(self) -> bool:
+        """Move the log into the open file, which has the last state alone then."""
+        try:
+            connection: Any = self.connection.connection.driver_connection
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except (DBAPIError, sqlite3.Error):
+            return False
+        return not busy
 
     def _open_file(self) -> tuple[str, str]:
         """Return the path of the open file in /proc, and its place as the kernel knows it."""
@@ -210,16 +217,27 @@ class Sqlite(Database):
         """Raise StoreError if there is no database, but the mark of one: it was not to be lost."""
         if (lost := self.lost_mark()) is not None:
             raise StoreError(
-                f"no database {self}, though {lost.path} says that there was one: it was moved or "
-                "removed; put it back, or a backup, or begin a new one by `metasched db adopt`"
+                f"no database {self}, though {lost.path} says that there was one: it was moved, "
+                "removed or emptied; put it back, or a backup, or begin a new one by "
+                "`metasched db adopt`"
             )
 
     def lost_mark(self) -> MarkFile | None:
-        with suppress(OSError):
-            if self.path.stat().st_size:
-                return None
         mark = MarkFile(mark_path(self.path.resolve()))
-        return mark if isinstance(mark.read(), Mark) else None
+        return mark if isinstance(mark.read(), Mark) and not self._has_names() else None
+
+    def _has_names(self) -> bool:
+        """Return whether a daemon has used the file; also if it cannot be read at all."""
+        if not self.path.is_file():
+            return False
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
+        try:
+            with closing(sqlite3.connect(uri, uri=True)) as connection:
+                return (
+                    connection.execute("SELECT name FROM instance LIMIT 1").fetchone() is not None
+                )
+        except sqlite3.Error as error:
+            return "no such table" not in str(error)
 
     def mark_path(self, folder: Path, name: str) -> Path:
         return mark_path(self.path.resolve())

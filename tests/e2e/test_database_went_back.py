@@ -6,10 +6,12 @@ import json
 import re
 import resource
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +197,12 @@ def test_a_file_that_is_moved_or_removed_below_the_daemon_loses_nothing(site: Si
     # without it no daemon begins an empty ledger
     for suffix in ("", "-wal", "-shm"):
         site.database.with_name(site.database.name + suffix).unlink(missing_ok=True)
-    assert "was moved or removed" in site.error("serve", code=1)
+    assert "was moved, removed or emptied" in site.error("serve", code=1)
     assert "start the daemon once" not in site.run("doctor", code=1).stdout
     assert not site.database.exists()
+    with closing(sqlite3.connect(site.database)) as database:  # a file without its log
+        database.execute("VACUUM")
+    assert "was moved, removed or emptied" in site.error("serve", code=1)
     site.run("db", "adopt", "--yes")
     site.start()
 
