@@ -6,13 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.adapters.base import Adapter
 from metasched.adapters.claims import new_claim_folder, read_end
 from metasched.adapters.gridengine import listing as cell
 from metasched.adapters.gridengine import reservation_listing as cell_reservations
@@ -174,7 +176,7 @@ def test_any_readable_line_of_slurm_can_be_used(queue: str, nodes: str) -> None:
 def encode_rows(rows: list[JobStatus], info: ClusterInfo | None = None) -> bytes:
     """Encode a listing as a worker does; the daemon must be able to decode it."""
     host = AdapterHost.__new__(AdapterHost)
-    AdapterHost.__init__(host, None)  # type: ignore[arg-type]
+    AdapterHost.__init__(host, cast(Adapter, SimpleNamespace(settle=0.0)))
     delta = host._delta(Listing(NOW, NOW, NOW, tuple(rows), info or ClusterInfo(1, 0, ())))
     encoded = encode_reply(WorkerReply(delta=delta))
     assert not msgspec.json.decode(encoded, type=WorkerReply).error

@@ -321,7 +321,7 @@ def test_a_listing_leaves_the_event_loop_to_others() -> None:
 
     entries = {id: Watched(id=id) for id in (5, 4, 3, 2, 1)}
     service = SimpleNamespace(core=SimpleNamespace(calendar=SimpleNamespace(entries=entries)))
-    caller = SimpleNamespace(user="ada", sees_all=False, operator=False)
+    caller = SimpleNamespace(user="ada", may_list=lambda owner: owner == "ada", operator=False)
     page = SimpleNamespace(after=0, requested=True, size=1, answer=lambda rows, _: rows)
     with patch("metasched.api.calendar.calendar_row", lambda entry, *_: entry.id):
         listing = list_calendar(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -35,7 +36,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GridEngine:
         keep=3600.0,
     )
     cluster = Cluster(name="c", adapter="drmaa")
-    return GridEngine(cluster, cast(DrmaaSession, None), settings, INSTANCE, tmp_path)
+    return GridEngine(cluster, cast(DrmaaSession, SimpleNamespace()), settings, INSTANCE, tmp_path)
 
 
 def states(cell: GridEngine, at: float, job: QstatJob | None = None) -> list[State]:

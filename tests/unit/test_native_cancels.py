@@ -264,7 +264,7 @@ def test_the_daemon_reports_only_cancels_before_its_command(partial: bool) -> No
     connection = a_connection("left")
     host: Any = connection._host
     host.core, host.owner_of = site.core, lambda tag: f"user{tag.split('-')[2]}"
-    host.is_owner = lambda tag, owner: True
+    host.is_owner, host.ledger = lambda tag, owner: True, None
     for action in drain(site):
         connection.enqueue(action)
     events: list[ListingReceived] = []
