@@ -117,6 +117,8 @@ def test_a_submission_that_qstat_overtakes_runs_once(site: Site, gridengine_cell
     cell.empty()
     site.configure(cell.table(cell.python(site.folder / "python")))
     site.start()
+    # without a line in the accounting file a listing proves nothing
+    site.until_ended(site.submit("--wrap", "true"))
 
     def submit() -> None:
         jobs.append(site.submit("--array", f"1-{TASKS}", "--wrap", PAYLOAD.format(run_log)))
