@@ -14,6 +14,7 @@ from metasched.core.events import (
 from metasched.core.gates import SchedulingGates
 from metasched.core.placement import Placement
 from metasched.core.state import SchedulerState
+from metasched.core.strikes import STRIKE_DELAYS
 from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import StateChange, Task
 from metasched.core.transitions import UNANSWERED, TaskEvent
@@ -51,10 +52,13 @@ class DispatchAnswers:
 
     def _record_sentence(self, task: Task, sentence: str) -> None:
         """Keep what a program said that ended by itself, until a look decides what it means."""
-        attempt = task.live_attempt
+        attempt, now = task.live_attempt, self._state.now
         attempt.sentence = sentence or None
-        if sentence and attempt.state in UNANSWERED and attempt.cluster in self._state.views:
-            self._state.strikes.doubt(task.job.id, attempt.cluster, sentence, self._state.now)
+        view = self._state.views.get(attempt.cluster)
+        if sentence and attempt.state in UNANSWERED and view is not None:
+            self._state.strikes.doubt(task.job.id, view.name, sentence, now)
+            if view.refusing:  # it is tried by one job at a time
+                view.retry_at = max(view.retry_at, now + STRIKE_DELAYS[0])
             self._placement.clear_cache()
 
     def apply_skipped(self, event: DispatchSkipped) -> Iterator[StateChange]:

@@ -24,7 +24,7 @@ from metasched.model.job import MANAGER_REASON, State
 from metasched.model.refusal_scope import JobSet
 
 JOBS_OF_OWNER = 10  # refused alike, which close a cluster for their owner
-MAX_SENTENCES = 20  # of a cluster, whose refusals are counted; the oldest is forgotten
+MAX_SENTENCES = 20  # to an owner, whose refusals are counted; he cannot displace those to others
 # Ends of a dispatch without an answer that do not show that the manager has accepted it
 _NOT_ACCEPTED = frozenset(
     {TaskEvent.REFUSE, TaskEvent.ABSENT, TaskEvent.SILENCE, TaskEvent.WITHDRAW}
@@ -77,17 +77,22 @@ class Refusals:
         if attempt.dispatched <= strike.time:
             return  # another task of that dispatch, or of one that was decided before
         strike.sentence, strike.time = sentence, now
-        run = view.refusal_runs.setdefault(sentence, {})
+        run = view.refusal_runs[sentence] = view.refusal_runs.pop(sentence, {})
         run.setdefault(job.user, set()).add(job.id)
-        for forgotten in list(view.refusal_runs)[:-MAX_SENTENCES]:
-            del view.refusal_runs[forgotten]
+        to_owner = [words for words, of_words in view.refusal_runs.items() if job.user in of_words]
+        for forgotten in to_owner[:-MAX_SENTENCES]:
+            del view.refusal_runs[forgotten][job.user]
+            if not view.refusal_runs[forgotten]:
+                del view.refusal_runs[forgotten]
         closes_all = view.refusing or len(run) > 1
         closes_owner = job.user in view.refused_owners or len(run[job.user]) >= JOBS_OF_OWNER
         if closes_all or closes_owner:
             strike.add_uncounted()
             if closes_all:
-                view.mark_full(sentence, now, refusing=True)
-                self._state.outcome.refusing[view.name] = sentence
+                # what was under way when others closed the cluster was no try of it
+                if not view.refusing or attempt.dispatched > view.full_since:
+                    view.mark_full(sentence, now, refusing=True)
+                    self._state.outcome.refusing[view.name] = sentence
             else:
                 view.refused_owners[job.user] = sentence
                 jobs, live_tasks = JobSet(user=job.user), view.live_tasks.values()
@@ -110,7 +115,7 @@ class Refusals:
             was_last, strike.count = strike.is_last, 0
             self._state.strikes.store(strike, self._state.now)
             if was_last:
-                yield from self._release(job_id, sentence)
+                yield from self._release(job_id)
 
     # Jobs that are held
 
@@ -128,13 +133,14 @@ class Refusals:
                     task.reason = reason
                     yield change
 
-    def _release(self, job_id: int, sentence: str) -> Iterator[StateChange]:
-        """Queue what `hold_refused` has held."""
-        reason, cause = MANAGER_REASON + sentence, "its cluster refuses other jobs, too"
+    def _release(self, job_id: int) -> Iterator[StateChange]:
+        """Queue what `hold_refused` has held, with the words of any of its clusters."""
+        cause = "its cluster refuses other jobs, too"
+        reasons = {MANAGER_REASON + words for words in self._state.strikes.sentences(job_id)}
         remainder = self._state.remainders.get(job_id)
-        if remainder is not None and remainder.held and remainder.reason == reason:
+        if remainder is not None and remainder.held and remainder.reason in reasons:
             yield from self._remainders.release_all(remainder, cause, self._state.now)
         for task in self._state.tasks_of(job_id):
-            if task.state is State.HELD and task.reason == reason:
+            if task.state is State.HELD and task.reason in reasons:
                 task.held = False
                 yield self._state_machine.apply(task, TaskEvent.RELEASE, cause)

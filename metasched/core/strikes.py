@@ -68,6 +68,10 @@ class Strikes:
         strikes = self._by_job.get(job)
         return None if strikes is None else strikes.get(cluster)
 
+    def sentences(self, job: int) -> set[str]:
+        """Return what managers' programs said last of a job with strikes."""
+        return {strike.sentence for strike in self._by_job.get(job, {}).values()}
+
     def set_all(self, strikes: Iterable[Strike]) -> None:
         """Begin anew with stored strikes."""
         self._by_job, self._retries = {}, []

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec import structs
 
 from metasched.adapters.protocol import WorkerCall, WorkerReply
 from metasched.adapters.worker import _has_lost_tasks
 from metasched.core.events import (
     Action,
     ClockSet,
+    ClusterUnreachable,
     Dispatch,
     DispatchAccepted,
     DispatchRejected,
@@ -18,10 +20,13 @@ from metasched.core.events import (
     DispatchUncertain,
     JobSubmitted,
     UserRequested,
+    Withdraw,
 )
+from metasched.core.refusals import MAX_SENTENCES
 from metasched.core.strikes import Strike
 from metasched.daemon import command_executor
 from metasched.model.job import Job, Reason, State
+from metasched.model.listing import JobStatus
 from tests.unit.core_site import NOW, Site, facts, job
 
 SAID = "Batch job submission failed: Unspecified error"
@@ -288,3 +293,101 @@ def test_other_tasks_of_a_job_wait_for_the_look() -> None:
     [dispatch] = [action for action in actions if isinstance(action, Dispatch)]
     assert dispatch.indices == (1, 2, 3, 4)
     assert not site.core.state.strikes
+
+
+class Slow(Refusing):
+    """A site that answers at once, and whose listings prove absence only after `LOOK`."""
+
+    def __init__(self, *, said_by_cluster: bool = False) -> None:
+        super().__init__()
+        self._said_by_cluster = said_by_cluster
+
+    def send(self, *jobs: Job, said: str = SAID) -> None:
+        for submitted in jobs:
+            self.answer(self.step(JobSubmitted(self.now, submitted)), said)
+
+    def answer(self, actions: list[Action], said: str = SAID) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.tries.append((self.now - NOW, action.job, action.cluster))
+                self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
+                words = said + action.cluster * self._said_by_cluster
+                self.step(DispatchUncertain(self.now, action.job, action.dispatch_id, "?", words))
+
+    def poll(self, after: float = LOOK + 1.0) -> None:
+        self.now += after
+        until = self.now - LOOK
+        for name in ("left", "right"):
+            self.answer(self.seen(name, None, at=self.now, until=until))
+
+    def accept(self, actions: list[Action]) -> list[JobStatus]:
+        """Answer dispatches with an acceptance. Return the rows of the pending jobs."""
+        rows = []
+        for action in actions:
+            if isinstance(action, Dispatch):
+                native = str(action.job)
+                self.step(DispatchStarted(self.now, action.job, action.dispatch_id))
+                event = DispatchAccepted(self.now, action.job, action.dispatch_id, {0: native})
+                self.step(event)
+                row = self.row(State.PENDING, action.job, action.dispatch_id)
+                rows.append(structs.replace(row, native_id=native))
+        return rows
+
+    def has_pulled(self, rows: list[JobStatus]) -> bool:
+        """Return whether pending jobs on the full right cluster go to the left, which is empty."""
+        for _ in range(30):
+            self.now += 10.0
+            actions = self.seen("right", facts(4, 0), *rows, at=self.now)
+            actions += self.seen("left", facts(8), at=self.now)
+            if any(isinstance(action, Withdraw) for action in actions):
+                return True
+        return False
+
+
+def test_refusals_of_jobs_under_way_do_not_delay_the_next_try() -> None:
+    site = Slow()
+    site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in range(1, 13)))
+    assert len(site.tries) == 12
+    site.poll()
+    view = site.core.state.views["left"]
+    assert (view.refusing, view.retry_delay) == (True, 1.0)
+
+
+def test_a_cluster_that_refuses_is_tried_by_one_job_until_the_look() -> None:
+    site = Slow()
+    site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in (1, 2)))
+    site.poll()
+    site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in range(3, 20)))
+    for _ in range(20):
+        site.poll(after=1.0)
+    assert len(site.tries) == 3
+    for _ in range(20):
+        site.poll(after=1.0)
+    assert len(site.tries) == 4
+
+
+def test_strikes_taken_back_release_a_job_held_with_words_of_another_cluster() -> None:
+    site = Slow(said_by_cluster=True)
+    site.send(job(1, user="a"))
+    while site.state() is not State.HELD:
+        assert site.now < NOW + 3000.0
+        site.poll()
+    other = "right" if "left" in site.core.tasks[1, 0].reason else "left"
+    site.send(job(2, user="b", clusters=(other,)))
+    site.poll()
+    assert site.core.state.views[other].refusing
+    assert site.state() is State.QUEUED
+
+
+def test_words_of_one_owner_do_not_hide_refusals_of_others() -> None:
+    site = Slow()
+    site.send(job(1, user="a", clusters=("left",)))
+    site.poll()
+    for id in range(10, 35):  # what he passes to sbatch may be in its words
+        site.send(job(id, user="c", clusters=("left",)), said=f"invalid option {id}")
+    site.poll()
+    view = site.core.state.views["left"]
+    assert len(view.refusal_runs) == 1 + MAX_SENTENCES
+    site.send(job(2, user="b", clusters=("left",)))
+    site.poll()
+    assert view.refusing
