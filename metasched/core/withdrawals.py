@@ -197,7 +197,7 @@ class Withdrawals:
     def pull(self, view: ClusterView) -> None:
         """Withdraw pending tasks elsewhere that would start on this cluster now."""
         info, record = view.info, view.pulls
-        if info is None:
+        if info is None or view.refusing:  # it looks empty
             return
         record.judge(self._state.now, info.cpus - info.used_cpus, view.live_tasks.values())
         if not self._may_hold_some_task(view, info):
@@ -232,7 +232,9 @@ class Withdrawals:
         for task, choice in self._pullable(groups, capacity):
             job = task.job.with_licences(choice)
             if (
-                not evidence.allows_pull(job.user, under_way[job.user])
+                job.user in view.refused_owners
+                or self._state.strikes.find(job.id, view.name) is not None
+                or not evidence.allows_pull(job.user, under_way[job.user])
                 or not capacity.can_start(job)
                 or evidence.bars_job(job)
                 or self._placement.check_alternative(task, choice, view) is not None

@@ -366,6 +366,29 @@ def test_a_cluster_that_refuses_is_tried_by_one_job_until_the_look() -> None:
     assert len(site.tries) == 4
 
 
+def test_a_cluster_that_refuses_attracts_no_job() -> None:
+    site = Slow()
+    site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in (1, 2)))
+    site.poll()
+    for id in (1, 2):
+        site.step(UserRequested(site.now, "cancel", id))
+    rows = []
+    for id in range(3, 8):
+        rows += site.accept(site.step(JobSubmitted(site.now, job(id, cpus=4))))
+    assert len(rows) == 5
+    assert not site.has_pulled(rows)
+
+
+def test_a_job_is_not_pulled_to_a_cluster_that_refused_it() -> None:
+    site = Slow()
+    site.send(job(1, cpus=4))
+    assert site.tries[0][2] == "left"
+    site.now += LOOK
+    rows = site.accept(site.seen("left", None, at=site.now))
+    assert site.core.tasks[1, 0].live_attempt.cluster == "right"
+    assert not site.has_pulled(rows)
+
+
 def test_strikes_taken_back_release_a_job_held_with_words_of_another_cluster() -> None:
     site = Slow(said_by_cluster=True)
     site.send(job(1, user="a"))
