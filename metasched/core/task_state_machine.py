@@ -240,7 +240,8 @@ class TaskStateMachine:
         if shows_withdrawal(attempt, status) and self._claim_decides(attempt):
             yield from self._ask_claim(task, status)
             return
-        if status.refused and attempt.accepted is None and attempt.state in UNANSWERED:
+        was_listed = attempt.accepted is not None or attempt.native_id is not None
+        if status.refused and not was_listed and attempt.state in UNANSWERED:
             sentence = attempt.sentence or status.manager_reason
             yield self.reject(task, sentence)
             return

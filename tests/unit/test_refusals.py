@@ -414,3 +414,18 @@ def test_words_of_one_owner_do_not_hide_refusals_of_others() -> None:
     site.send(job(2, user="b", clusters=("left",)))
     site.poll()
     assert view.refusing
+
+
+def test_a_listed_job_that_can_never_start_has_failed() -> None:
+    """It had no answer, but was listed: it was accepted, whatever its state was meanwhile."""
+    site = Refusing()
+    site.step(JobSubmitted(NOW, job(1, clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW, 1, 1, "?"))
+    site.seen("left", None, site.row(State.PENDING), at=NOW + 1)
+    site.step(ClusterUnreachable(NOW + 2, "left", "no answer"))
+    assert site.state() is State.UNKNOWN
+    row = site.row(State.FAILED, ended=NOW, manager_reason="BadConstraints", refused=True)
+    site.seen("left", None, row, at=NOW + 3)
+    (ended,) = (task for task, _ in site.out.closed_attempts)
+    assert ended.state is State.FAILED
