@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -60,8 +61,17 @@ _POLICY_LIMIT = re.compile("violates accounting/QOS policy")
 _POLICY_DETAIL = re.compile(r"(Assoc|QOS)\w+")
 _FAILED = re.compile(r"(?:/.*/)?\w+: error: Batch job submission failed: (.*)")
 _NUMBERS = {text: number for number, text in CONTROLLER_ERRORS}
+# Errors of the C library by which a connection fails. Others are also said otherwise: a plug-in
+# of the controller that returns 1 refuses with "Operation not permitted".
+_NETWORK_ERRORS = frozenset(
+    {errno.EINTR, errno.EIO, errno.EBADF, errno.EAGAIN, errno.ENFILE, errno.EMFILE, errno.EPIPE}
+    | {errno.EPROTO, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE, errno.EADDRNOTAVAIL}
+    | {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+    | {errno.ECONNABORTED, errno.ECONNRESET, errno.ECONNREFUSED, errno.EISCONN, errno.ENOTCONN}
+    | {errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EALREADY, errno.EINPROGRESS, errno.ENOTSOCK}
+)
 # Texts of a connection that failed. Beside Slurm's own these are the C library's.
-_TRANSPORT_TEXTS = {text for _, text in TRANSPORT_ERRORS} | {os.strerror(n) for n in range(1, 200)}
+_TRANSPORT_TEXTS = {text for _, text in TRANSPORT_ERRORS} | set(map(os.strerror, _NETWORK_ERRORS))
 _NO_CONNECTION = re.compile(
     r"(Could not establish|Unable to establish) a? ?configuration source.*"
     r"|Munge encode failed: .*|resolve_ctls_from_dns_srv: .*|.*Unable to contact slurm controller.*"
@@ -331,7 +341,7 @@ def is_about_connection(message: str) -> bool:
 
 def is_transport_error(number: int) -> bool:
     """Return whether an error number of Slurm's library is about the connection."""
-    return 0 < number < 2000 or 5000 <= number < 7000
+    return number in _NETWORK_ERRORS or 1000 <= number < 2000 or 5000 <= number < 7000
 
 
 def unproved_answer(exit_code: int, stdout: str, stderr: str) -> Unreachable:

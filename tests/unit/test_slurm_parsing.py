@@ -846,6 +846,11 @@ def test_certain_refusals(message: str, again: bool) -> None:
          False),
         (FAILED + "Invalid job credential\n", True),
         (FAILED + "Unspecified error\n", True),
+        (FAILED + "Operation not permitted\n", True),  # of a plug-in that returns 1
+        ("sbatch: error: Unable to open file bb.txt: No such file or directory\n", True),
+        (FAILED + "Connection timed out\n", False),
+        (FAILED + "No route to host\n", False),
+        (FAILED + "Resource temporarily unavailable\n", False),
         (FAILED + "Time limit specification required, but not provided\n", True),
         (FAILED + "Something that no release has said yet\n", True),
         ("sbatch: error: cli_filter plugin terminated with error\n", True),
@@ -922,6 +927,13 @@ def test_the_controllers_errors_are_its_own() -> None:
     numbers = {number for number, _ in error_texts.TRANSPORT_ERRORS}
     assert all(1000 <= number < 2000 or 5000 <= number < 7000 for number in numbers)
     assert numbers >= {1000, 1800, 5004, 6000}
+
+
+@pytest.mark.parametrize(("number", "is_transport"), [(1, False), (110, True), (1001, True)])
+def test_numbers_of_errors_and_their_texts_agree(number: int, is_transport: bool) -> None:
+    assert batch.is_transport_error(number) is is_transport
+    text = dict(error_texts.TRANSPORT_ERRORS).get(number) or os.strerror(number)
+    assert batch.is_about_connection(f"Batch job submission failed: {text}") is is_transport
 
 
 def test_a_complaint_is_one_line_without_the_commands_name() -> None:
