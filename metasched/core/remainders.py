@@ -211,6 +211,10 @@ class Remainders:
             self.cancel(remainder, runs, f"cancelled {by_user}")
         elif event.action == "hold" and not remainder.held:
             self.hold(remainder, f"held {by_user}")
+        elif event.action == "hold" and remainder.reason != Reason.HELD:
+            remainder.reason = Reason.HELD
+            self._state.record_runs(remainder, runs, None, State.HELD, f"held {by_user}, too")
+            self._state.store_remainder(remainder)
         elif event.action == "release" and remainder.held:
             cause, first = f"released {by_user}", remainder.first
             for task in self._state.tasks_of(event.job, event.indices):

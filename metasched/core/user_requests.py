@@ -17,7 +17,7 @@ from metasched.core.task_state_machine import TaskStateMachine
 from metasched.core.tasks import Intent, StateChange, Task
 from metasched.core.transitions import STARTED, UNSTARTED, TaskEvent
 from metasched.core.usage_limits import UsageLimits
-from metasched.model.job import Reason, State
+from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.policies.eligible import PERMANENT_REASONS
 from metasched.policies.shadow import ObservedClassification
 
@@ -100,6 +100,9 @@ class UserRequests:
                     task.held = True
                     if task.state is State.QUEUED:
                         yield self._state_machine.apply(task, TaskEvent.HOLD, f"held {by_user}")
+                    elif task.reason.startswith(MANAGER_REASON):  # it may be released
+                        task.reason = Reason.HELD
+                        self._state.record_note(task, f"held {by_user}, too")
                 case "hold" if attempt is not None and attempt.unstarted:
                     task.held = True
                     self._state.store(task)

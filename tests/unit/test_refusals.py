@@ -230,6 +230,21 @@ def test_strikes_taken_back_release_their_job() -> None:
     assert site.core.state.views["left"].refusing
 
 
+@pytest.mark.parametrize("array", [None, "0-99"])
+def test_strikes_taken_back_do_not_undo_a_hold_by_the_owner(array: str | None) -> None:
+    site = Refusing(remainder_minimum=10)
+    site.submit(job(1, user="a", array=array, clusters=("left",)))
+    site.wait(3000.0)
+    site.step(UserRequested(site.now, "hold", 1))
+    site.submit(job(2, user="b", clusters=("left",)))
+    assert site.core.state.views["left"].refusing
+    assert {task.state for task in site.core.tasks_of(1)} == {State.HELD}
+    remainder = site.core.remainders.get(1)
+    assert remainder is None or remainder.held
+    site.release(1)
+    assert State.HELD not in {task.state for task in site.core.tasks_of(1)}
+
+
 def test_a_start_keeps_the_strikes() -> None:
     site = Refusing()
     site.submit(job(1, clusters=("left",)))
