@@ -31,7 +31,7 @@ from metasched.core.transitions import (
     event_for_listed_state,
     find_transition,
 )
-from metasched.model.host_lists import expand_hosts, name_nodes
+from metasched.model.host_lists import UNKNOWN_HOSTS, expand_hosts, name_nodes
 from metasched.model.job import MANAGER_REASON, Reason, State
 from metasched.model.listing import JobStatus, TaskClaim
 from metasched.policies.eligible import PERMANENT_REASONS
@@ -217,6 +217,9 @@ class TaskStateMachine:
         attempt = task.live_attempt
         attempt.gone_first &= status.state is State.CANCELLED
         if attempt.revoking:
+            if self._is_unbegun(attempt, status):
+                attempt.unbegun_on = status.unbegun_on
+                self._state.store(task)
             self._state.views[attempt.cluster].deferred_rows[task.task_id] = status
             self._ask_until_known(task)
             return
@@ -384,7 +387,9 @@ class TaskStateMachine:
         Of an attempt that its manager holds since then the end of its withdrawal is the proof.
         """
         if status.state is State.PENDING:
-            return status.unbegun_on
+            # its node may be in service again, so that no listing names it any more
+            is_known = status.unbegun_on == UNKNOWN_HOSTS and attempt.unbegun_on
+            return attempt.unbegun_on if is_known else status.unbegun_on
         if attempt.intent is Intent.RECLAIM and status.state is State.CANCELLED:
             return attempt.unbegun_on if attempt.withdrawal_requested is not None else None
         is_proved = attempt.revoked or (not attempt.fence and _may_be_unbegun(status))

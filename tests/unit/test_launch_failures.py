@@ -13,11 +13,13 @@ from metasched.core.events import (
     ClaimsRevoked,
     Dispatch,
     DispatchStarted,
+    DispatchUncertain,
     JobSubmitted,
     Revoke,
     Withdraw,
 )
 from metasched.model.cluster import ClusterInfo, NodeCapacity, Partition
+from metasched.model.host_lists import UNKNOWN_HOSTS
 from metasched.model.job import State
 from metasched.model.listing import JobStatus
 from metasched.model.manager_options import MAX_NAMED_HOSTS, ManagerOptions
@@ -266,6 +268,20 @@ def test_with_claims_the_claim_decides(changed: dict[str, Any]) -> None:
             assert site.core.tasks[1, 0].hosts_to_avoid("left") == {"n1"}
 
 
+def test_a_job_that_is_listed_while_its_claim_is_revoked_avoids_its_node() -> None:
+    site = Site(listed=False, fence_dir="/claims")
+    site.seen("left", named(8, "n1", "n2"))
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1, fence="/claims/jobs-0/claims-x"))
+    site.step(DispatchUncertain(NOW, 1, 1, "?"))
+    [revoke] = site.seen("left", None, full=True)
+    assert isinstance(revoke, Revoke)
+    ended = unbegun(site)
+    assert site.seen("left", None, ended) == []
+    assert site.step(ClaimsRevoked(NOW, ((ended.tag, 0),))) == [Dispatch(1, 2, "left", (0,))]
+    assert site.core.tasks[1, 0].hosts_to_avoid("left") == {"n1"}
+
+
 def held(site: Site, sending: int = 1, **changed: Any) -> JobStatus:
     fields: dict[str, Any] = {"started": NOW, "restarts": 1, "unbegun_on": f"n{sending}", **changed}
     return site.row(State.PENDING, sending=sending, **fields)
@@ -277,10 +293,13 @@ def test_a_job_that_its_manager_requeued_and_holds_is_withdrawn_and_goes_elsewhe
         [withdraw] = site.seen("left", None, held(site, sending))
         assert isinstance(withdraw, Withdraw)
         assert not withdraw.only_pending
+        # a worker that starts anew finds the node in service again
+        site.seen("left", None, held(site, sending, unbegun_on=UNKNOWN_HOSTS))
         gone = site.row(State.CANCELLED, sending=sending, started=NOW, restarts=1, ended=NOW + 1)
         actions = site.seen("left", None, gone)
         if sending < 3:
             assert actions == [Dispatch(1, sending + 1, "left", (0,))]
+            assert f"n{sending}" in site.core.tasks[1, 0].hosts_to_avoid("left")
             site.step(DispatchStarted(NOW, 1, sending + 1))
             site.seen("left", None, site.row(State.RUNNING, sending=sending + 1, started=NOW))
     assert [change.after for change in site.out.changes] == [State.FAILED]
