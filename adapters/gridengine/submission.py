@@ -62,7 +62,8 @@ _NO_CONNECTION = re.compile(
     r"commlib error|unable to (send message|contact)|got (send|select|read|syncron) |time.?out"
     r"|unreachable|communication|reading answer|gdi request"
 )
-_KILLED = range(129, 193)  # exit codes of a shell whose command was killed by a signal
+# Exit codes of timeout(1), and of a shell whose command was killed by a signal
+_KILLED = frozenset({124, *range(129, 193)})
 
 
 def parse_rejection(message: str) -> Refused:

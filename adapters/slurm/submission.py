@@ -95,8 +95,8 @@ _NOT_SENT = re.compile(
     r"|instead of expected UNIX line breaks \(\\n\)\."
 )
 _NOT_SENT_EXIT_CODES = (1, 255)
-# Exit codes of a shell whose command was killed by a signal.
-_KILLED = range(129, 193)
+# Exit codes of timeout(1), and of a shell whose command was killed by a signal.
+_KILLED = frozenset({124, *range(129, 193)})
 _JOB_ID = re.compile(r"([1-9]\d{0,9})(;[\w.-]*)?")
 
 

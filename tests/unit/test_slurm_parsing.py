@@ -863,6 +863,11 @@ def test_what_leaves_a_doubt_is_no_refusal_yet(message: str, is_refusal: bool) -
     assert bool(batch.unproved_answer(1, "", message).sentence) is is_refusal
 
 
+@pytest.mark.parametrize(("exit_code", "is_refusal"), [(1, True), (3, True), (124, False)])
+def test_a_deadline_of_a_wrapper_is_no_refusal(exit_code: int, is_refusal: bool) -> None:
+    assert bool(batch.unproved_answer(exit_code, "", "").sentence) is is_refusal
+
+
 @pytest.mark.parametrize(
     ("exit_code", "stdout", "outcome"),
     [
