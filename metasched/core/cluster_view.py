@@ -232,11 +232,13 @@ class ClusterView:
     # Full clusters
 
     def mark_full(self, reason: str, now: float, *, refusing: bool = False) -> None:
-        """Record that the manager is full, or refuses; the delay of the next try doubles."""
-        initial, maximum = REFUSING_RETRY_DELAY if refusing else FULL_RETRY_DELAY
+        """Record that the manager is full, or refuses; the delay of the next try doubles.
+
+        A cluster that refuses does so until it accepts a task.
+        """
         if refusing and not self.refusing:
-            self.retry_delay = 0.0
-        self.refusing = refusing
+            self.refusing, self.retry_delay = True, 0.0
+        initial, maximum = REFUSING_RETRY_DELAY if self.refusing else FULL_RETRY_DELAY
         self.retry_delay = min(self.retry_delay * 2, maximum) or initial
         self.full_reason, self.full_since = reason, now
         self.retry_at = now + self.retry_delay

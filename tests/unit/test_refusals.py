@@ -381,6 +381,22 @@ def test_a_cluster_that_refuses_is_tried_by_one_job_until_the_look() -> None:
     assert len(site.tries) == 4
 
 
+def test_a_cluster_that_is_full_then_refuses_until_it_accepts() -> None:
+    """Operators are told of the end of its refusals, too."""
+    site = Slow()
+    site.accept(site.step(JobSubmitted(site.now, job(9, clusters=("left",)))))
+    site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in (1, 2)))
+    site.poll()
+    assert site.core.state.views["left"].refusing
+    site.now += 2.0
+    site.step(JobSubmitted(site.now, job(3, user="c", clusters=("left",))))
+    site.step(DispatchStarted(site.now, 3, 1))
+    site.step(DispatchRejected(site.now, 3, 1, "MaxJobCount limit reached", retry_later=True))
+    site.now += 20.0
+    site.accept(site.seen("left", None, at=site.now))
+    assert site.out.refusing == {"left": ""}
+
+
 def test_a_cluster_that_refuses_attracts_no_job() -> None:
     site = Slow()
     site.send(*(job(id, user=f"u{id}", clusters=("left",)) for id in (1, 2)))
