@@ -43,7 +43,7 @@ from metasched.db.policy_versions import PolicyHistory
 from metasched.db.queries import BEFORE_STORY
 from metasched.errors import ApiError
 from metasched.model.arrays import parse_array, task_number
-from metasched.model.job import State
+from metasched.model.job import State, public_reason
 from metasched.model.output_paths import expand_task_fields, first_node, varies_by_task
 from metasched.model.units import iso
 from metasched.paths import NEXT_CURSOR_HEADER
@@ -110,13 +110,14 @@ async def status(
             request,
             readers,
             kind,
-            lambda: _whole_listing(daemon, _read_query(daemon, caller, query)[0]),
+            lambda: _whole_listing(daemon, caller, _read_query(daemon, caller, query)[0]),
         )
 
     def list_page() -> Response:
         task_filter, listed_since, after = _read_query(daemon, caller, query)
         page = daemon.ledger.status_page(task_filter, after, query.limit or MAX_PAGE)
-        return _page_answer(page, listed_since, [_job_row(r, daemon.service) for r in page.rows])
+        rows = [_job_row(row, daemon.service, caller) for row in page.rows]
+        return _page_answer(page, listed_since, rows)
 
     return await readers.run(request, kind, list_page)
 
@@ -138,7 +139,7 @@ async def details(
         stored = daemon.ledger.stored_jobs({row["job"] for row in page.rows})
         rows = [
             job_details(
-                _job_row(row, daemon.service),
+                _job_row(row, daemon.service, caller),
                 row,
                 *stored[row["job"]],
                 is_readable=caller.may_read(row["user"]),
@@ -200,10 +201,10 @@ def _page_answer(page: JobPage, listed_since: int, rows: Sequence[JobRow]) -> Re
     return answer
 
 
-def _whole_listing(daemon: Daemon, task_filter: TaskFilter) -> Iterator[bytes]:
+def _whole_listing(daemon: Daemon, caller: Caller, task_filter: TaskFilter) -> Iterator[bytes]:
     """Yield the text of all pages as a single list."""
     pages = (
-        msgspec.json.encode([_job_row(row, daemon.service) for row in page.rows])
+        msgspec.json.encode([_job_row(row, daemon.service, caller) for row in page.rows])
         for page in daemon.ledger.status_pages(task_filter)
     )
     yield from joined(b"[", pages, b"]")
@@ -240,7 +241,10 @@ async def wait(
                 break
 
     return await whole_answer(
-        request, readers, ReadingKind.NAMED, lambda: _whole_listing(daemon, TaskFilter(requested))
+        request,
+        readers,
+        ReadingKind.NAMED,
+        lambda: _whole_listing(daemon, caller, TaskFilter(requested)),
     )
 
 
@@ -338,8 +342,8 @@ def _output_paths(daemon: Daemon, job_id: int, index: int | None) -> OutputPaths
     return {"output": output, "error": error}
 
 
-def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
-    """Return a row of `status --json`."""
+def _job_row(row: dict[str, Any], service: SchedulerService | None, caller: Caller) -> JobRow:
+    """Return a row of `status --json`, for others without what their managers said of the job."""
     expectation = estimate = None
     if service is not None and row["state"] in (State.PENDING, State.QUEUED):
         task_id = row["job"], row["task_index"]
@@ -351,7 +355,7 @@ def _job_row(row: dict[str, Any], service: SchedulerService | None) -> JobRow:
         name=row["name"],
         user=row["user"],
         state=row["state"],
-        reason=row["reason"],
+        reason=row["reason"] if caller.may_read(row["user"]) else public_reason(row["reason"]),
         priority=row["priority"],
         cluster=row["cluster"],
         native_id=row["native_id"],

@@ -79,6 +79,15 @@ class Reason(StrEnum):
 MANAGER_REASON = "manager:"  # prefix of a reason that the manager reports
 
 
+def public_reason(reason: str) -> str:
+    """Return a reason as it is shown to everybody.
+
+    The codes of managers are words. A sentence may quote options of the job, which are its owner's.
+    """
+    is_sentence = reason.startswith(MANAGER_REASON) and " " in reason
+    return MANAGER_REASON if is_sentence else reason
+
+
 def require_positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is {value!r}; it must be a positive number")
