@@ -56,6 +56,8 @@ _REJECTION = re.compile(
     r"|can't resolve hostname )"
 )
 _SUBMITTED = re.compile(r"^Your job (\d+) ", re.MULTILINE)
+# Exit codes of qsub for what the qmaster has rejected: for good, and as long as a limit is reached
+_REJECTED_EXIT_CODES = (1, 25)
 _NOT_SENT_EXIT_CODES = (2, 7)  # of qsub, for options that it cannot parse
 # What the client's library says of a connection that failed
 _NO_CONNECTION = re.compile(
@@ -100,7 +102,7 @@ def parse_answer(answer: CommandResult) -> str:
     if len(ids) == 1:
         return str(ids.pop())
     lines, code = answer.stderr.strip().splitlines(), answer.exit_code
-    if not ids and code == 1 and any(map(is_rejection, lines)):
+    if not ids and code in _REJECTED_EXIT_CODES and any(map(is_rejection, lines)):
         raise parse_rejection(answer.error_message)
     if not ids and code in _NOT_SENT_EXIT_CODES and lines and lines[-1].startswith("qsub: "):
         raise Refused(answer.error_message)
