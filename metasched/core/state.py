@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
+from msgspec import structs
+
 from metasched.core.alternatives import owner_id
 from metasched.core.array_remainder import MAX_RUNS, IndexRun, Remainder, RunChanges, range_of
 from metasched.core.cluster_view import ClusterView, loads
@@ -277,13 +279,19 @@ class SchedulerState:
         return not is_live and dispatch_id not in self.past_attempts_of(job, index)
 
     def recall_ended(self, task_id: TaskId, stored: EndedTask) -> None:
-        """Remember attempts of a task again, which a manager lists after all."""
+        """Remember attempts of a task again, which a manager lists after all.
+
+        They are copied: the step changes them, and its event is stored as it was.
+        """
+        recalled = {id: structs.replace(past) for id, past in stored.past_attempts.items()}
         if (task := self.tasks.get(task_id)) is not None:  # requeued after it was forgotten
-            task.past_attempts = stored.past_attempts | task.past_attempts
+            task.past_attempts = recalled | task.past_attempts
             return
-        if (ended := self.ended_tasks.pop(task_id, None)) is not None:
-            ended.past_attempts = stored.past_attempts | ended.past_attempts
-        self._remember(task_id, ended or stored)
+        ended = self.ended_tasks.pop(task_id, None)
+        if ended is None:
+            ended = EndedTask(stored.state, stored.last_attempt, {})
+        ended.past_attempts = recalled | ended.past_attempts
+        self._remember(task_id, ended)
 
     def count_unstarted(self, task: Task, view: ClusterView, direction: Literal[1, -1]) -> None:
         """Add (1) or remove (-1) an unstarted task in queue and load of its cluster."""

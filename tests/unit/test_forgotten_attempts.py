@@ -65,6 +65,14 @@ def test_a_forgotten_task_that_runs_again_is_a_duplicate(
         assert forgetful.out.warnings == (expected if at == NOW + 99 else [])
 
 
+def test_what_was_looked_up_is_stored_as_the_core_received_it(forgetful: Site) -> None:
+    """A replay would otherwise take the second run for the first."""
+    row, entry = forgetful.row(State.RUNNING, started=NOW + 90), stored()
+    forgetful.seen("left", None, row, at=NOW + 99, looked_up=(entry,))
+    assert forgetful.out.warnings
+    assert entry == stored()
+
+
 def test_a_forgotten_task_that_was_cancelled_is_cancelled_again(forgetful: Site) -> None:
     row = forgetful.row(State.RUNNING, started=NOW + 90)
     [withdrawal] = forgetful.seen("left", None, row, looked_up=(stored(State.CANCELLED),))
