@@ -39,7 +39,8 @@ class AnsweredCalls:
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         self._begun: float | None = None  # the poll that is under way
         self._last_answer: float | None = None  # of a poll; before it, begin of the first poll
-        # last answer before a silence, until TCP has delivered what was sent since then
+        # Last answer before a silence, until TCP has delivered what was sent since then; before the
+        # first answer, when the call began that got none.
         self._silent_since: float | None = None
         self._repeats_until = -math.inf  # when it has; inf: no call was answered since
 
@@ -69,6 +70,8 @@ class AnsweredCalls:
     def fail_change(self, begun: float, now: float) -> None:
         """Record a change without an answer. A quick one is an error, and the manager may run."""
         if now - begun > self._settle / 4:
+            if self._last_answer is None:  # the first call of this worker is no poll
+                self._last_answer = begun
             self._restart()
 
     def _restart(self) -> None:

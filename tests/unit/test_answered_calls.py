@@ -156,6 +156,14 @@ def test_a_change_without_an_answer_begins_the_proof_anew_unless_it_is_a_quick_e
     assert calls.poll() == -math.inf
 
 
+def test_a_change_without_an_answer_may_come_before_the_first_poll() -> None:
+    calls = Calls()
+    calls.now = 30.0
+    calls.fail_change(0.0, calls.now)
+    assert calls.polls_until_proved(tried=calls.now) < 20
+    assert calls.now > 35 + 35 + 20  # while TCP repeats, then `settle`
+
+
 def test_a_listing_that_is_complete_only_up_to_an_earlier_time_proves_less() -> None:
     calls = Calls()
     for _ in range(8):
