@@ -284,7 +284,9 @@ class SchedulerState:
         They are copied: the step changes them, and its event is stored as it was.
         """
         recalled = {id: structs.replace(past) for id, past in stored.past_attempts.items()}
-        if (task := self.tasks.get(task_id)) is not None:  # requeued after it was forgotten
+        if (task := self.tasks.get(task_id)) is not None:
+            for past in recalled.values():  # before its requeue: see `TaskStateMachine.reopen`
+                past.requeued, past.unbegun_on = past.has_started, None
             task.past_attempts = recalled | task.past_attempts
             return
         ended = self.ended_tasks.pop(task_id, None)

@@ -91,6 +91,25 @@ def test_a_forgotten_attempt_of_a_requeued_task_is_withdrawn(forgetful: Site) ->
     assert forgetful.core.tasks[1, 0].reason != Reason.DUPLICATE
 
 
+def test_a_former_run_of_a_requeued_task_is_cancelled_though_it_was_forgotten(
+    forgetful: Site,
+) -> None:
+    again = (RequeuedTask(0, State.COMPLETED, 1),)
+    forgetful.step(JobRequeued(NOW + 9, job(clusters=("left",)), 1, 1, again, "ada"))
+    forgetful.sent(sending=2, native="8")
+    entry = stored()
+    entry[2].past_attempts[1].unbegun_on = "n1"
+    rows = (
+        forgetful.row(State.RUNNING, sending=2, started=NOW + 90),
+        forgetful.row(State.RUNNING, started=NOW + 91),
+    )
+    actions = forgetful.seen("left", None, *rows, at=NOW + 99, looked_up=(entry,))
+    assert [a.dispatch_id for a in actions if isinstance(a, Withdraw)] == [1]
+    task = forgetful.core.tasks[1, 0]
+    assert task.reason != Reason.DUPLICATE
+    assert not task.hosts_to_avoid("left")  # its owner has asked for another try
+
+
 class Ledger:
     """A database with the first attempt of each even job; it counts what it is asked for."""
 
