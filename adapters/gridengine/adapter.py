@@ -313,10 +313,11 @@ class GridEngine:
         ended = {}
         for key, line in self._accounting_lines.items():
             job = own_jobs.get(key)
-            # An older spool that was put back lists a job as waiting that has ended. Its end is
-            # told first. Then it is listed, so that it is withdrawn.
-            waits_again = job is not None and job.is_waiting and key in self._told_ends
-            requeued = waits_again or (job is not None and job.was_rescheduled)
+            # An older spool that was put back lists a job as waiting that has ended, and may run
+            # it. Its end is told first. Then it is listed, so that it is withdrawn.
+            is_later = job is not None and (job.is_waiting or (job.started or 0.0) > line.ended)
+            is_back = is_later and key in self._told_ends
+            requeued = is_back or (job is not None and job.was_rescheduled)
             killed = self._deletions.explains_end(key, line.ended)
             status = None if requeued else listing.ended_status(line, *key[:2], killed=killed)
             if status is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -36,7 +35,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GridEngine:
         keep=3600.0,
     )
     cluster = Cluster(name="c", adapter="drmaa")
-    return GridEngine(cluster, cast(DrmaaSession, SimpleNamespace()), settings, INSTANCE, tmp_path)
+    return GridEngine(cluster, DrmaaSession("none"), settings, INSTANCE, tmp_path)
 
 
 def states(cell: GridEngine, at: float, job: QstatJob | None = None) -> list[State]:
@@ -66,6 +65,20 @@ def test_an_end_is_told_before_the_job_that_waits_again(cell: GridEngine) -> Non
     assert states(cell, NOW, PENDING) == [State.COMPLETED]
     assert states(cell, NOW + 5, PENDING) == [State.PENDING]
     assert states(cell, NOW + 9) == [State.COMPLETED]
+
+
+def test_a_second_run_of_an_older_spool_is_not_hidden_by_the_end_of_the_first(
+    cell: GridEngine,
+) -> None:
+    ended = cell._accounting_lines[KEY] = parse_accounting_line(line("0", 0))
+    first = replace(PENDING, state="r", submitted=None, started=ended.started)
+    assert states(cell, NOW, first) == [State.COMPLETED]
+    assert states(cell, NOW + 2, first) == [State.COMPLETED]
+    assert states(cell, NOW + 5, PENDING) == [State.PENDING]
+    second = replace(first, started=NOW + 6)
+    assert states(cell, NOW + 9, second) == [State.RUNNING]
+    cell._accounting_lines[KEY] = parse_accounting_line(line("0", 0, start=int(NOW) + 6))
+    assert states(cell, NOW + 12) == [State.COMPLETED]
 
 
 @pytest.mark.parametrize("answers", [True, False])
