@@ -16,6 +16,7 @@ from msgspec import structs
 
 from metasched.model.job import Job
 from metasched.model.listing import Alteration, AlterationKind, JobStatus, JobTerms, KnownJob
+from metasched.model.tags import without_digest
 
 CLOCK_TOLERANCE = 2.0  # seconds; managers round times, and clocks are compared by commands
 TaskKey = tuple[str, int, str]  # tag, task, owner
@@ -51,6 +52,7 @@ class KnownJobs:
         self, listed: Mapping[TaskKey, JobStatus], unlisted: Iterable[KnownJob] = ()
     ) -> None:
         self._listed = listed
+        self._by_name: dict[TaskKey, JobStatus | KnownJob] | None = None  # see `_claimed`
         self._unlisted = {(job.tag, job.task, job.owner): job for job in unlisted}
         self.by_id: dict[str, JobStatus | KnownJob] = {
             row.native_id: row for row in listed.values() if _is_dated(row)
@@ -81,8 +83,9 @@ class KnownJobs:
                     continue
             if not row.tag:
                 continue  # the manager has issued the id again
-            key = (row.tag, row.task, row.owner)
-            claimed = self._unlisted.get(key) or self._listed.get(key)
+            claimed = self._claimed(row)
+            if claimed is not None and claimed.tag != row.tag:
+                row = structs.replace(row, tag=claimed.tag)
             if claimed is None or claimed.native_id == row.native_id or not _is_dated(row):
                 rows.append(row)
             else:
@@ -96,6 +99,23 @@ class KnownJobs:
             is_copy = was_listed or (row.tag, row.task, row.owner) in found
             (copies if is_copy else rows).append(row)
         return rows, copies
+
+    def _claimed(self, row: JobStatus) -> JobStatus | KnownJob | None:
+        """Return the known job whose tag a row carries, with any digest or without one.
+
+        Only the database has the key of the digests. But a text that is a tag but for its digest is
+        taken for it later on.
+        """
+        key = (row.tag, row.task, row.owner)
+        exact = self._unlisted.get(key) or self._listed.get(key)
+        if exact is not None:
+            return exact
+        if self._by_name is None:
+            known: dict[TaskKey, JobStatus | KnownJob] = {**self._listed, **self._unlisted}
+            self._by_name = {
+                (without_digest(tag), task, owner): job for (tag, task, owner), job in known.items()
+            }
+        return self._by_name.get((without_digest(row.tag), row.task, row.owner))
 
 
 def _is_dated(row: JobStatus) -> bool:

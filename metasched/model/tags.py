@@ -52,6 +52,12 @@ def tag_of(instance: str, job: int, dispatch_id: int, key: str = "") -> str:
     return f"{name}-{base64.b32encode(digest)[:DIGEST_LENGTH].decode().lower()}"
 
 
+def without_digest(tag: str) -> str:
+    """Return the text of a tag before its digest, if it may have one."""
+    name, _, digest = tag.rpartition("-")
+    return name if len(digest) == DIGEST_LENGTH and tag.count("-") == 4 else tag
+
+
 def parse_tag(tag: str, instances: frozenset[str]) -> tuple[int, int] | None:
     """Return (job, dispatch id) if `tag_of` can have made the tag for an instance, else None."""
     match = _TAG.fullmatch(tag)

@@ -144,6 +144,25 @@ def test_a_copied_tag_is_reported_once_and_changes_nothing(
     assert poll(host).vanished == ((TAG, 0, ""),)
 
 
+@pytest.mark.parametrize("text", [TAG, f"{TAG}-zzzzzzzzzzzz"], ids=["none", "wrong"])
+@pytest.mark.parametrize("was_listed", [True, False])
+def test_a_copied_tag_with_another_digest_is_a_copy(
+    slurm: adapter.Slurm, manager: Manager, text: str, was_listed: bool
+) -> None:
+    """Else its end would count as that of the attempt, whose licences would be free."""
+    host, tag = AdapterHost(slurm), f"{TAG}-abcdefghijkl"
+    if was_listed:
+        manager.lines = [line("7", tag)]
+        assert len(poll(host, full=True).rows) == 1
+    copied = line("9", text, state="COMPLETED", end=f"{NOW:.0f}", status="0")
+    manager.lines = [copied, line("7", tag)]
+    delta = poll(host, known("7", tag, submitted=None))
+    assert [(row.tag, row.native_id) for row in delta.rows] == [(tag, "7")][was_listed:]
+    assert [(copy.kind, copy.native_id) for copy in delta.alterations] == [("copy", "9")]
+    manager.lines = [line("7", tag)]
+    assert poll(host).vanished == ()
+
+
 @pytest.mark.parametrize("text", ["x", "", TAG, f"{OTHER_TAG}/a", f"{OTHER_TAG}/7"])
 def test_pending_tasks_that_share_a_record_are_known_one_by_one(text: str) -> None:
     jobs = {f"7_{task}": known(f"7_{task}", task=task) for task in (1, 2, 5)}
