@@ -177,6 +177,10 @@ class Reconciler:
         an attempt that was in the manager, unstarted, within that span never started. Managers
         drop such tasks without a record (Slurm: tasks of an array).
 
+        While a dispatch without an answer may still arrive, each listing shows that it has not yet.
+        So the listing that proves its absence need not reach back to the dispatch: a manager may
+        stand still for longer than it keeps ended jobs.
+
         A manager that restarts may have forgotten attempts, and starts of them. So nothing before
         its last start is proved, also by an adapter that says so.
         """
@@ -184,11 +188,16 @@ class Reconciler:
         if attempt.unbegun_on and attempt.revoking:
             return  # it was listed as ended, and its claim decides whether it had begun
         if attempt.accepted is None and attempt.native_id is None:
-            if attempt.tried is None or attempt.tried > listing.until:
-                return  # not submitted yet, or the command may still arrive
-            if since <= attempt.dispatched:
-                cause = "a complete listing proves that it never reached the manager"
-                yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
+            if attempt.tried is None:
+                return  # not submitted yet
+            may_arrive = attempt.tried > listing.until
+            if since <= (attempt.absent_until or attempt.dispatched):
+                if not may_arrive:
+                    cause = "a complete listing proves that it never reached the manager"
+                    yield from self._state_machine.settle_unstarted(task, TaskEvent.ABSENT, cause)
+                    return
+                attempt.absent_until = max(listing.previous_taken, attempt.dispatched)
+            if may_arrive:
                 return
         elif not attempt.has_started:
             earliest_start = attempt.dispatched

@@ -190,7 +190,7 @@ class Recovery:
             attempt.withdrawal_requested = None if attempt.intent is None else 0.0
             # earlier requests are not stored
             attempt.maybe_withdrawn, attempt.gone_first = True, False
-            attempt.last_listed = None
+            attempt.last_listed = attempt.absent_until = None
             attempt.accounting_queries, attempt.next_accounting_query = 0, 0.0
             if event.restored or attempt.dispatched > event.time:
                 # copied, or the clock was set back: no listing proves absence

@@ -65,6 +65,8 @@ class Attempt(msgspec.Struct):
     missing_since: float = 0.0  # first such listing, or the first after its manager was unreachable
     lease_expired: bool = False  # missing for so long that it holds no licences and no array slot
     last_listed: float | None = None  # last listing that contained it; set once it is not listed
+    # by then its dispatch, which got no answer, had not arrived, as listings without it show
+    absent_until: float | None = None
     accounting_queries: int = 0  # since it is missing
     next_accounting_query: float = 0.0
     native_id: str | None = None
@@ -147,6 +149,8 @@ class Attempt(msgspec.Struct):
             self.accepted += backward_step
         if self.last_listed is not None:
             self.last_listed += backward_step
+        if self.absent_until is not None:
+            self.absent_until += backward_step
         if self.tried is not None:
             self.tried += step
         if self.withdrawal_requested is not None:

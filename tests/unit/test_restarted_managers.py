@@ -101,3 +101,33 @@ def test_conclusions_without_claims(case: tuple[Known, float, Evidence], conclus
 @pytest.mark.parametrize(("case", "conclusion"), WITH_CLAIMS.items())
 def test_conclusions_with_claims(case: tuple[Known, float, Evidence], conclusion: str) -> None:
     assert conclude(Site(pull=False, fence_dir="/fence"), *case) == conclusion
+
+
+@pytest.mark.parametrize(
+    ("listings", "up_since", "conclusion"),
+    [
+        ((100, 250, 400), 0, SENT_AGAIN),
+        ((100, 250, 255), 0, SENT_AGAIN),
+        ((100,), 0, UNKNOWN),  # it may have come at 110, ended at 120, and be forgotten
+        ((), 0, UNKNOWN),
+        ((100, 250, 400), 450, UNKNOWN),  # the manager may have forgotten it with its restart
+    ],
+)
+def test_a_manager_may_stand_still_for_longer_than_it_keeps_ended_jobs(
+    listings: tuple[int, ...], up_since: int, conclusion: str
+) -> None:
+    """It keeps them for 300 s. Listings prove only after 500 s that no command can arrive."""
+    site = Site(pull=False)
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW + 15, 1, 1, "no answer"))
+    taken, span = NOW - 5, {"up_since": NOW - 900}
+    for at in (NOW + seconds for seconds in listings):
+        site.seen("left", at=at, since=at - 300, until=0.0, previous_taken=taken, **span)
+        taken = at
+    assert site.state() is State.DISPATCHING
+    at = NOW + 500
+    span = {"up_since": NOW + (up_since or -900)}
+    site.seen("left", at=at, since=at - 300, until=at - 50, previous_taken=taken, **span)
+    task = site.core.tasks[1, 0]
+    assert (SENT_AGAIN if task.attempts == 2 else task.state.value) == conclusion
