@@ -274,8 +274,7 @@ class Queries:
                 select(task).where(task.c.job == id, task.c.ended.is_not(None))
             ).all()
             in_runs = task_runs.indices_of(connection, id, ended=True)
-            highest = select(func.max(attempt.c.dispatch_id)).where(attempt.c.job == id)
-            last_dispatch = connection.execute(highest).scalar() or 0
+            last_dispatch = _last_dispatch(connection, id)
         ended = [
             RequeuedTask(row.task_index, State(row.state), row.attempts)
             for row in rows
@@ -285,6 +284,11 @@ class Queries:
             RequeuedTask(index, State.CANCELLED, 0) for index in in_runs if index in requested
         ]
         return tuple(ended), last_dispatch
+
+    def last_dispatch(self, id: int) -> int:
+        """Return the highest dispatch id of a job; 0 if it has none."""
+        with self._connect() as connection:
+            return _last_dispatch(connection, id)
 
     def stored_attempts(self, attempts: Iterable[tuple[int, int, int]]) -> dict[TaskId, EndedTask]:
         """Return tasks, with those of the attempts (job, index, dispatch id) that are stored."""
@@ -591,6 +595,11 @@ def _all_pages(page: Callable[[TaskId], JobPage]) -> Iterator[JobPage]:
     while after is not None:
         yield (read := page(after))
         after = read.next_after
+
+
+def _last_dispatch(connection: Connection, id: int) -> int:
+    highest = select(func.max(attempt.c.dispatch_id)).where(attempt.c.job == id)
+    return connection.execute(highest).scalar() or 0
 
 
 def _in_portions(ids: Sequence[Value], size: int = 10_000) -> Iterator[Sequence[Value]]:

@@ -500,15 +500,17 @@ class Core:
         return view.full_reason if view.refusing else "", len(view.refused_owners)
 
     def lacks_dispatch(self, job: int, index: int, dispatch_id: int) -> bool:
-        """Return whether a dispatch of a known task was never made, as far as the core knows."""
+        """Return whether a dispatch of a known task was never made, as far as the core knows.
+
+        Of a job that has ended it may lack any: the core remembers single tasks and attempts.
+        """
         state = self.state
         if (job, dispatch_id) in state.dispatches:
             return False
+        past = state.past_attempts_of(job, index)
         if state.is_open(job):
-            past = state.past_attempts_of(job, index)
             return dispatch_id not in past and dispatch_id > state.last_dispatch.get(job, -1)
-        ended = state.ended_tasks.get((job, index))
-        return ended is not None and dispatch_id > max(ended.past_attempts, default=-1)
+        return dispatch_id > max(past, default=dispatch_id)
 
     def find_drain(self, cluster: str) -> ClusterDrained | None:
         """Return the drain of a cluster, or None."""

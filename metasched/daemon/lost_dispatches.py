@@ -45,7 +45,7 @@ class LostDispatches:
         core, ledger = self._host.core, self._host.ledger
         parse_tag, dispatches = core.instances.parse_tag, core.state.dispatches
         kept, lost = [], FirstIds()
-        cause = ""
+        cause, asked = "", False
         for row in rows:
             dispatch = parse_tag(row.tag)
             if dispatch is None or dispatch in dispatches:
@@ -61,6 +61,13 @@ class LostDispatches:
                 kept.append(row)  # the restored core follows it if it has the job
                 if is_new:
                     ledger.skip_ids(_ids_above(row, job, dispatch_id))
+            elif not (is_new or core.state.is_open(job)) and (
+                asked or dispatch_id <= ledger.last_dispatch(job)
+            ):
+                # The core remembers parts of an ended job, and its owner chooses the task in a row.
+                # So the database decides, for a single row of each listing.
+                asked = True
+                kept.append(row)
             else:
                 cause = cause or (
                     f"{self._cluster} lists {row.tag} (there {row.native_id}), which metasched has "

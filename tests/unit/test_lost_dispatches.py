@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from metasched.core.events import DaemonStarted, JobSubmitted
+from metasched.core.events import DaemonStarted, JobSubmitted, UserRequested
+from metasched.core.tasks import EndedTask, PastAttempt
 from metasched.daemon.lost_dispatches import DatabaseWentBack, LostDispatches
 from metasched.db.instances import FirstIds
 from metasched.model.job import State
@@ -25,6 +26,12 @@ class Stored:
 
     next_job_id: int = 2
     losses: list[tuple[str, FirstIds]] = field(default_factory=list)
+    dispatches: dict[int, int] = field(default_factory=dict)  # the highest, by job
+    asked: list[int] = field(default_factory=list)  # jobs whose highest dispatch was read
+
+    def last_dispatch(self, job: int) -> int:
+        self.asked.append(job)
+        return self.dispatches[job]
 
     def note_loss(self, cause: str, lost: FirstIds) -> None:
         self.losses.append((cause, lost))
@@ -114,3 +121,21 @@ def test_rows_of_the_lost_time_are_followed_by_their_former_name(
     rows = [row(tag_of("cafe", 9, 1, KEY)), row("of somebody else"), row("ms-beef-1-1")]
     assert sifted.sift(rows) == tuple(rows)
     assert host.ledger.next_job_id == 10
+
+
+def test_a_tag_of_an_ended_job_with_another_task_proves_nothing(
+    host: Host, sifted: LostDispatches
+) -> None:
+    """The digest says nothing about the task, which the owner can write behind any of his tags."""
+    core = host.core
+    core.step(UserRequested(NOW, "cancel", 1, by="ada"))
+    assert not core.state.is_open(1)
+    ended = EndedTask(State.COMPLETED, 1, {6: PastAttempt("left", True)})
+    core.state.ended_tasks[1, 0] = core.state.ended_tasks[1, 1] = ended
+    host.ledger.dispatches[1] = 8  # of another task of the job
+    rows = [row(tag_of("f00d", 1, 8, KEY)), row(tag_of("f00d", 1, 7, KEY), task=1)]
+    assert sifted.sift(rows) == tuple(rows)
+    assert host.failure is None
+    assert host.ledger.asked == [1]
+    with pytest.raises(DatabaseWentBack):
+        sifted.sift([row(tag_of("f00d", 1, 9, KEY))])
