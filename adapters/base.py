@@ -234,7 +234,7 @@ class Adapter(ABC):
         self.launcher = launcher
         self.instances = frozenset({instance})  # whose tags `poll` recognises
         # Jobs of live attempts, set before each poll. If such a job has lost its tag,
-        # `Listing.untagged` has it.
+        # `Listing.untagged` has it; so are jobs that may be dispatches without an answer.
         self.known_jobs = KnownJobs({})
         # Jobs that no listing has shown yet, with their accounts as sent, by native id; set before
         # each poll. `Listing.terms` has them, where the manager lists terms.

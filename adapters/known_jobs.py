@@ -11,19 +11,35 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from typing import NamedTuple
 
 from msgspec import structs
 
 from metasched.model.job import Job
-from metasched.model.listing import Alteration, AlterationKind, JobStatus, JobTerms, KnownJob
+from metasched.model.listing import (
+    Alteration,
+    AlterationKind,
+    JobStatus,
+    JobTerms,
+    KnownJob,
+    QuarantinedRow,
+)
 from metasched.model.tags import without_digest
 
 CLOCK_TOLERANCE = 2.0  # seconds; managers round times, and clocks are compared by commands
 TaskKey = tuple[str, int, str]  # tag, task, owner
 
 
-def is_same_job(known: JobStatus | KnownJob, row: JobStatus, clock_lead: float) -> bool:
-    """Return whether a row with the native id of a known job is that job.
+class Identified(NamedTuple):
+    """The jobs of a listing."""
+
+    rows: list[JobStatus]  # under the tags of their attempts
+    copies: list[JobStatus]  # with a copied tag
+    undecided: list[QuarantinedRow]  # known jobs that may be these or later ones with their ids
+
+
+def is_same_job(known: JobStatus | KnownJob, row: JobStatus, clock_lead: float) -> bool | None:
+    """Return whether a row with the native id of a known job is that job; None: it may be.
 
     Its owner agrees, and its submission or start is the one listed before, or its submission lies
     between the dispatch and its answer. A manager that requeued the job counts a restart and lists
@@ -35,12 +51,12 @@ def is_same_job(known: JobStatus | KnownJob, row: JobStatus, clock_lead: float) 
         return True  # Grid Engine lists no submission of a running job
     submitted = row.submitted
     if submitted is None:
-        return False
+        return None
     if known.submitted is not None:
         was_requeued = row.restarts > known.restarts and submitted > known.submitted
         return submitted == known.submitted or was_requeued
     if isinstance(known, JobStatus) or known.accepted is None:
-        return False
+        return None
     latest = math.inf if row.restarts > known.restarts else known.accepted + CLOCK_TOLERANCE
     return known.dispatched - CLOCK_TOLERANCE <= submitted - clock_lead <= latest
 
@@ -53,7 +69,12 @@ class KnownJobs:
     ) -> None:
         self._listed = listed
         self._by_name: dict[TaskKey, JobStatus | KnownJob] | None = None  # see `_claimed`
-        self._unlisted = {(job.tag, job.task, job.owner): job for job in unlisted}
+        self._unlisted, self._unanswered = dict[TaskKey, KnownJob](), list[KnownJob]()
+        for job in unlisted:
+            if job.native_id:
+                self._unlisted[job.tag, job.task, job.owner] = job
+            else:
+                self._unanswered.append(job)
         self.by_id: dict[str, JobStatus | KnownJob] = {
             row.native_id: row for row in listed.values() if _is_dated(row)
         }
@@ -64,13 +85,14 @@ class KnownJobs:
 
     def identify(
         self, tagged: Iterable[JobStatus], untagged: Iterable[JobStatus], clock_lead: float
-    ) -> tuple[list[JobStatus], list[JobStatus]]:
-        """Return (rows under the tags of their attempts, rows with a copied tag).
+    ) -> Identified:
+        """Identify the jobs of a listing.
 
         `untagged`: see `Listing.untagged`. If two rows claim an attempt, its stored native id
         decides. Of an attempt that was listed before, no other id is followed.
         """
         rows: list[JobStatus] = []
+        undecided: list[QuarantinedRow] = []
         contested: list[tuple[JobStatus | KnownJob, JobStatus]] = []
         for row in chain(tagged, untagged):
             known = self.by_id.get(row.native_id)
@@ -78,9 +100,13 @@ class KnownJobs:
                 if row.tag == known.tag and row.task == known.task and row.owner == known.owner:
                     rows.append(row)
                     continue
-                if is_same_job(known, row, clock_lead):
+                is_same = is_same_job(known, row, clock_lead)
+                if is_same:
                     rows.append(structs.replace(row, tag=known.tag, task=known.task))
                     continue
+                if is_same is None:
+                    defect = f"job {row.native_id} has lost its tag, and shows no submission"
+                    undecided.append(QuarantinedRow(known.tag, known.task, row.owner, defect))
             if not row.tag:
                 continue  # the manager has issued the id again
             claimed = self._claimed(row)
@@ -91,14 +117,40 @@ class KnownJobs:
             else:
                 contested.append((claimed, row))
         if not contested:
-            return rows, []
+            return Identified(rows, [], undecided)
         found = {(row.tag, row.task, row.owner) for row in rows}
         copies: list[JobStatus] = []
         for claimed, row in contested:
             was_listed = isinstance(claimed, JobStatus) or claimed.submitted is not None
             is_copy = was_listed or (row.tag, row.task, row.owner) in found
             (copies if is_copy else rows).append(row)
-        return rows, copies
+        return Identified(rows, copies, undecided)
+
+    def unanswered_since(self, clock_lead: float) -> dict[str, float]:
+        """Return, by owner, the earliest submission of a dispatch that was never answered."""
+        since: dict[str, float] = {}
+        for job in self._unanswered:
+            earliest = job.dispatched + clock_lead - CLOCK_TOLERANCE
+            since[job.owner] = min(earliest, since.get(job.owner, math.inf))
+        return since
+
+    def may_have_arrived(
+        self, untagged: Iterable[JobStatus], clock_lead: float
+    ) -> Iterator[QuarantinedRow]:
+        """Yield the dispatches without an answer that may be jobs without a tag.
+
+        Such a job has no native id that is known, the same owner, and a later submission.
+        """
+        last: dict[str, tuple[float, str]] = {}  # submission and native id, by owner
+        for row in untagged if self._unanswered else ():
+            if row.native_id not in self.by_id:
+                submitted = math.inf if row.submitted is None else row.submitted
+                last[row.owner] = max((submitted, row.native_id), last.get(row.owner, (0.0, "")))
+        for job in self._unanswered:
+            submitted, native_id = last.get(job.owner, (-math.inf, ""))
+            if job.dispatched - CLOCK_TOLERANCE <= submitted - clock_lead:
+                defect = f"job {native_id} has no tag, and may be this dispatch"
+                yield QuarantinedRow(job.tag, -1, job.owner, defect)
 
     def _claimed(self, row: JobStatus) -> JobStatus | KnownJob | None:
         """Return the known job whose tag a row carries, with any digest or without one.

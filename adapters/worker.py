@@ -97,6 +97,8 @@ class AdapterHost:
     _position: str | None = None  # cursor of the last listing; "": it has none
     _broken_chains: set[str] = field(default_factory=set)  # owners: chained submits are skipped
     _sent: dict[str, SentJob] = field(default_factory=dict)  # not listed yet, by native id
+    # owners whose jobs were listed without their tags, when this worker saw them first
+    _without_tags: set[str] = field(default_factory=set)
     _copies: frozenset[str] = frozenset()  # native ids of jobs with copied tags, of that listing
 
     def __post_init__(self) -> None:
@@ -207,7 +209,19 @@ class AdapterHost:
             return WorkerReply(
                 "unreachable", f"the clock was set by {clock_step:+.0f} s during a poll"
             )
-        rows, copies = known.identify(listing.rows, listing.untagged, listing.clock_lead)
+        lead = listing.clock_lead
+        rows, copies, set_aside = known.identify(listing.rows, listing.untagged, lead)
+        untagged = {row.native_id for row in listing.untagged}
+        self._without_tags |= {
+            row.owner
+            for row in rows
+            if row.native_id in untagged and (row.tag, row.task, row.owner) not in self._rows
+        }
+        set_aside += [
+            row
+            for row in known.may_have_arrived(listing.untagged, lead)
+            if self._loses_tags_of(row.owner)
+        ]
         alterations = self._compare(listing, rows, sent) if sent else []
         alterations += [
             Alteration("copy", row.tag, row.task, row.native_id, "no tag", row.tag)
@@ -215,9 +229,17 @@ class AdapterHost:
             if row.native_id not in self._copies
         ]
         self._copies = frozenset(row.native_id for row in copies)
-        delta = self._delta(replace(listing, rows=tuple(rows)))
+        quarantined_rows = (*listing.quarantined, *set_aside)
+        delta = self._delta(replace(listing, rows=tuple(rows), quarantined=quarantined_rows))
         self._position = listing.cursor
         return WorkerReply(delta=structs.replace(delta, alterations=merge_alterations(alterations)))
+
+    def _loses_tags_of(self, owner: str) -> bool:
+        """Return whether the manager has shown that it removes tags from an owner's jobs.
+
+        The owner can remove his own. So one owner's jobs show nothing of those of others.
+        """
+        return owner in self._without_tags or len(self._without_tags) > 1
 
     def _compare(
         self, listing: Listing, rows: Sequence[JobStatus], sent: Mapping[str, SentJob]

@@ -219,7 +219,13 @@ class GridEngine:
         configuration = self._configuration()
         jobs, unreadable = self._commands.list_jobs("*")
         proves_since = self._follow_start(time.monotonic())
-        own_jobs, copies = identify(self._commands, self._own_jobs, jobs, known)
+        own_jobs, copies, undecided = identify(self._commands, self._own_jobs, jobs, known)
+        unreadable += [
+            listing.UnreadableJob(
+                listing.job_name(row.tag, row.task), self._own_jobs.user or row.owner, row.defect
+            )
+            for row in undecided
+        ]
         if self._launcher is None:
             # Without a session nothing can be submitted. Last, since it may hang with the qmaster.
             self._session.open()

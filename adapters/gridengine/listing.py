@@ -211,8 +211,8 @@ class OwnJobs:
 
     def identify(
         self, jobs: Iterable[QstatJob], known: KnownJobs, clock_lead: float
-    ) -> tuple[dict[TaskKey, QstatJob], list[JobStatus]]:
-        """Return the jobs of this instance by task, and jobs with the name of another."""
+    ) -> tuple[dict[TaskKey, QstatJob], list[JobStatus], list[QuarantinedRow]]:
+        """Return the jobs of this instance by task, and the others of `KnownJobs.identify`."""
         listed: dict[str, QstatJob] = {}
         tagged, untagged = [], []
         for job in jobs:
@@ -224,8 +224,9 @@ class OwnJobs:
             else:
                 continue
             listed[job.id] = job
-        rows, copies = known.identify(tagged, untagged, clock_lead)
-        return {(row.tag, row.task, row.owner): listed[row.native_id] for row in rows}, copies
+        rows, copies, undecided = known.identify(tagged, untagged, clock_lead)
+        by_task = {(row.tag, row.task, row.owner): listed[row.native_id] for row in rows}
+        return by_task, copies, undecided
 
     def renamed(self, jobs: Iterable[QstatJob], known: KnownJobs) -> list[QstatJob]:
         """Return jobs with known ids and other names."""

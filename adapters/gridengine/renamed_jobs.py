@@ -11,7 +11,7 @@ from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.commands import CellCommands
 from metasched.adapters.known_jobs import KnownJobs
 from metasched.model.job import State
-from metasched.model.listing import JobStatus
+from metasched.model.listing import JobStatus, QuarantinedRow
 
 
 def identify(
@@ -19,8 +19,8 @@ def identify(
     own_jobs: listing.OwnJobs,
     jobs: Sequence[listing.QstatJob],
     known: KnownJobs,
-) -> tuple[dict[listing.TaskKey, listing.QstatJob], list[JobStatus]]:
-    """Return the jobs of this instance by task, and jobs with the name of another.
+) -> tuple[dict[listing.TaskKey, listing.QstatJob], list[JobStatus], list[QuarantinedRow]]:
+    """Return the jobs of this instance by task, those with the name of another, and undecided ones.
 
     qstat lists no submission of a running job. So renamed jobs cost up to two commands more.
     """
@@ -46,7 +46,7 @@ def key_of_ended(
     owner = "" if own_jobs.user else line.owner
     tag, task, _ = key or ("", 0, owner)
     claim = JobStatus(tag, task, line.id, State.UNKNOWN, owner=owner, submitted=line.submitted)
-    rows, _ = known.identify([claim], (), 0.0)
+    rows = known.identify([claim], (), 0.0).rows
     return (rows[0].tag, rows[0].task, rows[0].owner) if rows else None
 
 

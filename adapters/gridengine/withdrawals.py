@@ -182,7 +182,7 @@ class JobDeletion:
         known = KnownJobs(
             {}, [structs.replace(j, owner=owner) for w in withdrawals for j in w.jobs]
         )
-        jobs, _ = identify(self._commands, self._own_jobs, listed, known)
+        jobs, _, _ = identify(self._commands, self._own_jobs, listed, known)
         return {key: job for key, job in jobs.items() if key in requested}
 
     def _delete(self, user: str, jobs: Mapping[TaskKey, QstatJob], held: bool) -> None:

@@ -283,7 +283,7 @@ class Slurm(Adapter):
             lines |= {native: line._replace(id=native) for native in (*marks.values(), *unmarked)}
         is_new = any(job.submitted is None for job in known.by_id.values())
         clock_lead = self._clock_lead(access) if is_new and untagged else 0.0
-        rows, _ = known.identify(tagged, untagged, clock_lead)
+        rows = known.identify(tagged, untagged, clock_lead).rows
         return [lines[row.native_id] for row in rows if (row.tag, row.task) in requested]
 
     def poll(self) -> Listing:
@@ -323,6 +323,7 @@ class Slurm(Adapter):
         tasks = statuses.job_statuses(
             *(queue, self.instances, self._user, self.known_jobs.by_id),
             self._launch_failures.verdict,
+            self._unanswered_since(clock_lead),
         )
         if self._user is None:
             uids = {row.owner for part in tasks for row in part}
@@ -359,6 +360,17 @@ class Slurm(Adapter):
             clock_lead=clock_lead,
             terms=self._terms(access, queue.lines) if self.new_jobs else {},
         )
+
+    def _unanswered_since(self, clock_lead: float) -> dict[str, float]:
+        """Return `KnownJobs.unanswered_since` by the owners as `job_statuses` names them."""
+        since = self.known_jobs.unanswered_since(clock_lead)
+        if self._user is not None:
+            return since
+        by_uid = {}
+        for owner, earliest in since.items():
+            with suppress(Refused):  # without an account, no job can be listed as its own
+                by_uid[str(uid_of(owner))] = earliest
+        return by_uid
 
     def _judge_launches(
         self, lines: Sequence[listing.QueueLine], controller: listing.ControllerInfo

@@ -9,6 +9,8 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec import structs
+
 from metasched.adapters.slurm.launch_failures import is_held_by_slurm
 from metasched.adapters.slurm.listing import (
     HAS_STATUS,
@@ -76,8 +78,12 @@ def job_statuses(
     user: int | None,
     known: Mapping[str, JobStatus | KnownJob] = MappingProxyType({}),
     verdict: Callable[[QueueLine], str | None] = lambda _: "",
+    unanswered: Mapping[str, float] = MappingProxyType({}),
 ) -> JobStatuses:
     """Return the tasks of `instances`, and the `known` jobs without a tag of theirs.
+
+    Jobs of owners in `unanswered` that were submitted since then are among the latter: they may be
+    dispatches that were never answered.
 
     If `user` is None, each has its owner's user id. The account column is the controller's, and
     names the owner of a line. A line without a readable account may be of any user. `verdict`: see
@@ -118,14 +124,19 @@ def job_statuses(
                 set_line_aside(QuarantinedRow(tag, -1, owner, f"job {line.id}: {error}"))
         if line.id in shown and not line.id.endswith("]"):
             continue
-        for native_id in known_ids.of_record(line.id):
+        known_natives = known_ids.of_record(line.id)
+        if owner in unanswered and not (shown or known_natives):
+            job = structs.replace(claim(line, line.id), owner=owner)
+            if job.submitted is None or job.submitted >= unanswered[owner]:
+                untagged.append(job)
+        for native_id in known_natives:
             if native_id in shown:
                 continue
             try:
                 untagged += _statuses_of(line, owner, {("", 0): native_id}, verdict(line))
             except ValueError as error:
-                job = known[native_id]
-                set_line_aside(QuarantinedRow(job.tag, job.task, owner, f"job {line.id}: {error}"))
+                tag, task = known[native_id].tag, known[native_id].task
+                set_line_aside(QuarantinedRow(tag, task, owner, f"job {line.id}: {error}"))
     return JobStatuses(statuses, untagged, list(set_aside.values()))
 
 

@@ -446,7 +446,10 @@ class Core:
         return list(self.state.views[cluster].live_tasks.values())
 
     def known_jobs(self, cluster: str, *, all: bool) -> tuple[KnownJob, ...]:
-        """Return the jobs of live attempts that the last listing lacked, or of all."""
+        """Return the jobs of live attempts that the last listing lacked, or of all.
+
+        Dispatches without an answer are among them, without a native id.
+        """
         view = self.state.views[cluster]
         tasks = view.live_tasks if all else view.needs_attention
         jobs = (
@@ -460,15 +463,15 @@ class Core:
         """Return the jobs of those tasks of a dispatch whose live attempt it is."""
         tasks = self.state.dispatches.get((job, dispatch_id), {})
         jobs = (self._known_job(tasks[index]) for index in indices if index in tasks)
-        return [known for known in jobs if known is not None]
+        return [known for known in jobs if known is not None and known.native_id]
 
     def _known_job(self, task: Task) -> KnownJob | None:
-        """Return the job of a task's live attempt; None if its manager has confirmed none."""
+        """Return the job of a task's live attempt; None if its manager cannot have it."""
         attempt = task.live_attempt
-        if not attempt.native_id:
+        if not (attempt.native_id or attempt.awaits_look):
             return None
         return KnownJob(
-            attempt.native_id,
+            attempt.native_id or "",
             self.state.live_tag(task),
             task.index,
             task.job.user,

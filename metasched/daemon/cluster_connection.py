@@ -238,7 +238,12 @@ class ClusterConnection:
     async def _poll(self) -> None:
         clock_detector = ClockStepDetector()
         criticality = self._host.core.licences.rho
-        known = self._host.core.known_jobs(self.name, all=self._full_poll)
+        known = tuple(
+            job
+            for job in self._host.core.known_jobs(self.name, all=self._full_poll)
+            if job.native_id
+            or not self._in_flight.has(self._host.core.instances.parse_tag(job.tag))
+        )
         if self._host.settings.launcher is None:
             known = tuple(structs.replace(job, owner="") for job in known)
         call = WorkerCall(

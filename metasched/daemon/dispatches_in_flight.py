@@ -27,6 +27,10 @@ class DispatchesInFlight:
         """Remove dispatches whose results are recorded."""
         self._current.difference_update(dispatches)
 
+    def has(self, dispatch: DispatchKey | None) -> bool:
+        """Return whether a dispatch is in flight."""
+        return dispatch in self._current
+
     def __bool__(self) -> bool:
         """Return whether any dispatch is in flight."""
         return bool(self._current)

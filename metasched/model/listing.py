@@ -55,7 +55,7 @@ class JobStatus(msgspec.Struct):
 class KnownJob(msgspec.Struct, frozen=True, array_like=True):
     """A job of a live attempt, by what its owner cannot change. Times are epoch seconds."""
 
-    native_id: str
+    native_id: str  # "": a dispatch that was never answered
     tag: str  # of the attempt; the job may carry another text by now
     task: int  # index of the task in its job's array
     owner: str  # as in `JobStatus`
@@ -159,7 +159,7 @@ class Listing:
     partial: bool = False  # further ends and the open tasks follow in the next listing
     queue: ListedQueue | None = None  # None: its order is unknown; no decision depends on it
     # Jobs of `Adapter.known_jobs` that carry no tag, or another one than they should. `tag` is ""
-    # and `task` 0.
+    # and `task` 0. Also jobs without a tag that may be dispatches without an answer.
     untagged: tuple[JobStatus, ...] = ()
     clock_lead: float = 0.0  # seconds; of the manager's clock, `least_clock_lead`
     terms: Mapping[str, JobTerms] = field(default_factory=dict)  # of `Adapter.new_jobs`, by id

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from metasched.adapters.gridengine import listing
 from metasched.adapters.gridengine.set_aside import SetAsideJobs
+from metasched.adapters.known_jobs import KnownJobs
+from metasched.model.listing import KnownJob
 from tests.unit.gridengine_answers import INSTANCES, TAG
 
 KEEP, LAG = 100.0, 10.0  # seconds
@@ -53,3 +55,12 @@ def test_an_unreadable_job_of_another_account_is_no_task() -> None:
     jobs = set_aside_jobs()
     jobs.update(unreadable(owner="bob"), unreadable("", "bob"), {}, 0.0, LAG)
     assert jobs.rows == ()
+
+
+def test_a_renamed_job_of_unknown_submission_is_undecided() -> None:
+    """`qstat` shows no submission of a running job, and `qstat -j` may not answer."""
+    known = KnownJobs({}, [KnownJob("5", TAG, 7, "", 90.0, 91.0, 90.0, 0)])
+    running = listing.QstatJob("5", "x", "ada", "r", 1, started=100.0)
+    by_task, _, undecided = listing.OwnJobs(INSTANCES, "ada").identify([running], known, 0.0)
+    assert by_task == {}
+    assert [(row.tag, row.task) for row in undecided] == [(TAG, 7)]

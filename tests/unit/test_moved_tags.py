@@ -128,6 +128,55 @@ def test_a_job_without_a_tag_in_its_first_listing_is_known_by_its_dispatch(
     assert poll(AdapterHost(slurm), late).rows == ()
 
 
+def test_a_known_job_without_tag_and_submission_is_set_aside(
+    slurm: adapter.Slurm, manager: Manager
+) -> None:
+    host = AdapterHost(slurm)
+    manager.lines = [line("7", TAG), line("8", OTHER_TAG)]
+    poll(host, full=True)
+    manager.lines[0] = line("7", "x", submitted="Unknown")
+    delta = poll(host)
+    assert delta.vanished == ()
+    assert [(row.tag, row.task) for row in delta.quarantined] == [(TAG, 0)]
+
+
+UNANSWERED = structs.replace(known("", OTHER_TAG, submitted=None), accepted=None)
+
+
+def test_where_tags_are_removed_a_later_job_may_be_a_dispatch_without_an_answer(
+    slurm: adapter.Slurm, manager: Manager
+) -> None:
+    host = AdapterHost(slurm)
+    manager.lines = [line("7", "x"), line("9", "y", state="COMPLETED")]
+    for _ in range(2):  # the first shows that tags are removed
+        delta = poll(host, known("7", submitted=None), UNANSWERED)
+        assert [(row.tag, row.task) for row in delta.quarantined] == [(OTHER_TAG, -1)]
+    manager.lines[1] = line("9", "y", submitted=f"{SUBMITTED - 10:.0f}")  # before the dispatch
+    assert poll(host, UNANSWERED).quarantined == ()
+    manager.lines[1] = line("9", "y", user="1")  # of another account
+    assert poll(host, UNANSWERED).quarantined == ()
+
+
+def test_where_tags_stay_jobs_of_the_owner_delay_no_dispatch(
+    slurm: adapter.Slurm, manager: Manager
+) -> None:
+    host = AdapterHost(slurm)
+    manager.lines = [line("7", TAG), line("9", "y")]
+    assert poll(host, UNANSWERED, full=True).quarantined == ()
+    manager.lines[0] = line("7", "x")  # its owner removes the tag later
+    delta = poll(host, UNANSWERED)
+    assert (delta.vanished, delta.quarantined) == ((), ())
+
+
+def test_owners_who_remove_their_own_tags_delay_no_others(slurm: adapter.Slurm) -> None:
+    host = AdapterHost(slurm)
+    host._without_tags = {"eve"}
+    assert not host._loses_tags_of("ada")
+    assert host._loses_tags_of("eve")
+    host._without_tags = {"eve", "bob"}
+    assert host._loses_tags_of("ada")
+
+
 def test_a_copied_tag_is_reported_once_and_changes_nothing(
     slurm: adapter.Slurm, manager: Manager
 ) -> None:

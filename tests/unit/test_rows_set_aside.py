@@ -212,3 +212,18 @@ def test_a_claim_that_is_being_revoked_decides_for_a_row_that_is_set_aside() -> 
     assert site.state() is State.PENDING
     site.step(ClaimsRevoked(NOW + 1, tasks=((TAG, 0),)))
     assert site.core.tasks[1, 0].live_attempt.dispatch_id == 2  # dispatched again
+
+
+def test_nothing_is_concluded_of_a_dispatch_that_an_untagged_job_may_be() -> None:
+    """Such a job is listed until listings no longer prove that its dispatch never arrived."""
+    site = Site(pull=False)
+    site.step(JobSubmitted(NOW, job(clusters=("left",))))
+    site.step(DispatchStarted(NOW, 1, 1))
+    site.step(DispatchUncertain(NOW + 1, 1, 1, "no answer"))
+    [known] = site.core.known_jobs("left", all=False)
+    assert (known.native_id, known.tag, known.accepted) == ("", TAG, None)
+    site.seen("left", None, at=NOW + 99, quarantined=((TAG, -1),))
+    assert site.state() is State.DISPATCHING
+    site.seen("left", None, at=NOW + 500, since=NOW + 200)
+    assert site.state() is State.UNKNOWN
+    assert site.core.known_jobs("left", all=True) == ()
