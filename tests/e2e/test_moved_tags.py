@@ -204,6 +204,37 @@ def test_jobs_whose_tag_a_plug_in_replaces_run_once_and_are_reported(
     assert_story_right(site, array, single)
 
 
+def test_a_dispatch_without_an_answer_whose_tag_is_removed_runs_once(
+    site: Site, gamma: SlurmCluster, plug_in: None, runs: Runs
+) -> None:
+    assert site.stop() == 0
+    commands = site.folder / "commands"
+    commands.mkdir()
+    for program in ("scancel", "scontrol", "sinfo", "squeue", "sacct", "sacctmgr"):
+        (commands / program).symlink_to(f"/usr/bin/{program}")
+    silent = site.folder / "silent"
+    (commands / "sbatch").write_text(
+        f"#!/bin/sh\n[ -e '{silent}' ] || exec /usr/bin/sbatch \"$@\"\n"
+        '/usr/bin/sbatch "$@" >/dev/null 2>&1\nkill -9 $$\n'
+    )
+    (commands / "sbatch").chmod(0o755)
+    lines = f'poll_interval = 0.5\nsettle = 1\naccess = "commands"\nbin_dir = "{commands}"\n'
+    site.configure(gamma.table(lines), POOL)
+    site.start()
+    first = site.submit("--wrap", runs.payload(), "-t", "5")
+    site.until(lambda: runs.started == [f"{first}.0"])
+    wait_for_listings(site)
+    silent.touch()
+    second = site.submit("--wrap", runs.payload(), "-t", "5")
+    site.until(lambda: f"{second}.0" in runs.started)
+    silent.unlink()
+    wait_for_listings(site, 20)
+    assert states(site, first, second) == ["running", "dispatching"]
+    assert runs.started == [f"{first}.0", f"{second}.0"]
+    runs.let_end()
+    assert site.until_ended(first)[0]["state"] == "completed"
+
+
 def test_a_job_without_a_tag_that_its_manager_requeues_is_still_known(
     site: Site, gamma: SlurmCluster, runs: Runs
 ) -> None:
