@@ -76,7 +76,7 @@ class MultiUserSite(Site):
         self.launcher.configure(f"{policy}{programs}")
         self.launcher.start()
 
-    def until_ended(self, *jobs: int, patience: float = 240.0) -> list[dict[str, Any]]:
+    def until_ended(self, *jobs: int | str, patience: float = 240.0) -> list[dict[str, Any]]:
         """Look as root, since each look of a caller is a command; return what the caller sees."""
         if not (self.caller and jobs):
             return super().until_ended(*jobs, patience=patience)

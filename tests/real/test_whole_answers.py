@@ -14,6 +14,7 @@ import pytest
 from fastapi.responses import Response, StreamingResponse
 
 from metasched.api import whole_answers
+from metasched.api.identity import Caller
 from metasched.api.jobs import _whole_listing
 from metasched.api.pages import IdPage
 from metasched.api.readers import Readers, ReadingKind
@@ -27,6 +28,7 @@ from metasched.errors import ApiError
 from metasched.paths import NEXT_CURSOR_HEADER
 from tests.real.test_database_maintenance import NOW, Life
 
+OPERATOR = Caller("root", operator=True)
 ARRAY = 12_000  # tasks, more than a page has
 JOBS = 2
 LARGE_ARRAY = 100_000  # tasks
@@ -70,7 +72,7 @@ def test_a_listing_of_many_rows_takes_little_memory(life: Life) -> None:
                 request,
                 Readers(Throttle()),
                 ReadingKind.LISTING,
-                lambda: _whole_listing(daemon, task_filter),
+                lambda: _whole_listing(daemon, OPERATOR, task_filter),
             )
             assert isinstance(answer, StreamingResponse)
             length = 0
@@ -90,7 +92,7 @@ def test_a_listing_of_many_rows_takes_little_memory(life: Life) -> None:
 def test_tasks_that_change_meanwhile_are_listed_once(life: Life) -> None:
     daemon: Any = SimpleNamespace(ledger=life.ledger, service=None)
     parts = []
-    for part in _whole_listing(daemon, TaskFilter()):
+    for part in _whole_listing(daemon, OPERATOR, TaskFilter()):
         parts.append(part)
         if len(parts) == 1:  # the last page is still to be read
             life.take(UserRequested(NOW + 1, "cancel", 2, tuple(range(1, ARRAY, 2)), by="ada"))
