@@ -29,7 +29,7 @@ from metasched.model.survey import ReservationSpec, Survey
 
 # Version of these messages. A cluster may have a Python of its own: a worker of another version is
 # refused, and refuses the daemon.
-WORKER_PROTOCOL = 3
+WORKER_PROTOCOL = 4
 MAX_REPLY_BYTES = 2**28  # of a worker
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -118,7 +119,7 @@ def test_what_its_owner_cancels_at_once_is_cancelled(
     start(site, cluster, claims)
     job = submit(site, "--no-requeue")
     site.until(lambda: cluster.run("squeue", "-h", "-t", "R", "-o", "%i"))
-    cluster.run("scancel", "--state=RUNNING", "--user", "root")
+    cluster.run("scancel", "--state=RUNNING", "--user", str(os.geteuid()))
     [row] = site.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("cancelled", 0)
     assert AT_ONCE in story(site, job)
@@ -137,7 +138,7 @@ def test_a_job_that_claimed_does_not_move_though_its_node_is_drained_as_it_is_ca
     job = submit(site, "--no-requeue", wrap=waits)
     site.until(lambda: runs(site) == ["0"])
     cluster.run("scontrol", "update", "nodename=a1", "state=drain", "reason=repair")
-    cluster.run("scancel", "--user", "root")
+    cluster.run("scancel", "--user", str(os.geteuid()))
     [row] = site.until_ended(job)
     assert (row["state"], row["exit_code"]) == ("cancelled", 0)
     assert runs(site) == ["0"]

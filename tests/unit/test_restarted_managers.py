@@ -121,13 +121,21 @@ def test_a_manager_may_stand_still_for_longer_than_it_keeps_ended_jobs(
     site.step(JobSubmitted(NOW, job(clusters=("left",))))
     site.step(DispatchStarted(NOW, 1, 1))
     site.step(DispatchUncertain(NOW + 15, 1, 1, "no answer"))
-    taken, span = NOW - 5, {"up_since": NOW - 900}
+    taken = NOW - 5
     for at in (NOW + seconds for seconds in listings):
-        site.seen("left", at=at, since=at - 300, until=0.0, previous_taken=taken, **span)
+        site.seen(
+            "left", at=at, since=at - 300, until=0.0, previous_taken=taken, up_since=NOW - 900
+        )
         taken = at
     assert site.state() is State.DISPATCHING
-    at = NOW + 500
-    span = {"up_since": NOW + (up_since or -900)}
-    site.seen("left", at=at, since=at - 300, until=at - 50, previous_taken=taken, **span)
+    at, last_start = NOW + 500, NOW + (up_since or -900)
+    site.seen(
+        "left",
+        at=at,
+        since=at - 300,
+        until=at - 50,
+        previous_taken=taken,
+        up_since=last_start,
+    )
     task = site.core.tasks[1, 0]
     assert (SENT_AGAIN if task.attempts == 2 else task.state.value) == conclusion
