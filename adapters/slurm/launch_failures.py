@@ -15,7 +15,6 @@ from metasched.adapters.slurm.listing import (
     QueueLine,
     parse_epoch_time,
     parse_exit_status,
-    parse_state,
 )
 from metasched.adapters.slurm.records import EMPTY_VALUES, split_records
 from metasched.model.host_lists import (
@@ -24,7 +23,6 @@ from metasched.model.host_lists import (
     compress_hosts,
     count_hosts,
 )
-from metasched.model.job import State
 
 DRAIN_FIELDS = ("nodelist", "statecomplete", "timestamp", "userlong")
 # The reason of a job that could not begin, was requeued, and is held by Slurm itself.
@@ -104,10 +102,10 @@ def is_held_by_slurm(line: QueueLine) -> bool:
 def _is_doubtful(line: QueueLine) -> bool:
     """Return whether no process of a job may ever have begun. False for unreadable values."""
     try:
-        if is_held_by_slurm(line):
-            return _moment(line) > 0
+        if line.state == "PENDING":  # thousands of lines are, or run
+            return is_held_by_slurm(line) and _moment(line) > 0
         return (
-            parse_state(line.state) is State.CANCELLED
+            line.state == "CANCELLED"
             and line.nodes not in EMPTY_VALUES
             and parse_exit_status(line.status) == (0, None)
             and count_hosts(line.nodes) > 0
