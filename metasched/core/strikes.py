@@ -10,7 +10,7 @@ import msgspec
 
 STRIKE_DELAYS: Final = (60.0, 600.0)  # seconds until a job is tried again: after one, after more
 MAX_STRIKES: Final = 3  # after which it is not tried there
-MAX_DELAY: Final = 86_400.0  # seconds, for a job whose strikes do not count
+MAX_DELAY: Final = 3600.0  # seconds, for a job whose strikes do not count
 _ROUNDING: Final = 1e-3  # seconds
 
 
