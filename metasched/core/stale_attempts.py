@@ -19,6 +19,8 @@ from metasched.model.listing import JobStatus
 
 _LISTED_AGAIN = "it was considered lost, but its manager lists it again"
 _REQUEUED = "cancelling it, since the task was requeued"
+# Warnings of a listing: the owner of a job can write any number of tags, and change them each time
+_MAX_UNKNOWN = 10
 
 
 class StaleAttempts:
@@ -55,7 +57,7 @@ class StaleAttempts:
             past_attempt = PastAttempt(view.name, has_started=False)
             task.past_attempts[dispatch_id] = past_attempt
         if past_attempt is None:
-            if row.state in LIVE:
+            if row.state in LIVE and len(self._state.outcome.warnings) < _MAX_UNKNOWN:
                 self._state.outcome.warnings.append(
                     f"{view.name} lists {row.tag}, which is unknown to metasched"
                 )

@@ -212,6 +212,13 @@ def test_an_unknown_tag_causes_only_a_warning() -> None:
     assert site.out.warnings == ["left lists ms-cafe-99-1, which is unknown to metasched"]
 
 
+def test_many_unknown_tags_cause_few_warnings() -> None:
+    site = Site()
+    tags = [tag_of("cafe", 99, number) for number in range(1, 1001)]
+    site.seen("left", None, *(JobStatus(tag, 0, "4", State.RUNNING, started=NOW) for tag in tags))
+    assert len(site.out.warnings) == 10
+
+
 def test_a_restart_by_the_manager_is_a_new_attempt() -> None:
     site = Site()
     site.step(JobSubmitted(NOW, job()))
