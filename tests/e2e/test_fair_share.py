@@ -139,5 +139,5 @@ def test_a_reservation_for_an_account_that_slurm_does_not_know(shared: SharedSit
     assert alpha.run("scontrol", "-o", "show", "reservation").startswith("No reservations")
     assert [row["state"] for row in a.json("reservations")] == ["broken"]  # it stays on record
     made = a.json(*terms, "--accounts", "project")
-    assert made["state"] == "bound"
+    assert made["state"] in ("bound", "active")
     a.run("reservation", "cancel", str(made["reservation"]))

@@ -167,7 +167,7 @@ def test_an_earlier_release_would_not_know_tags_with_a_digest(
         dispatch = text("UPDATE attempt SET state = 'running', dispatch_id = dispatch_id + 1")
         connection.execute(dispatch)
     engine.dispose()
-    with pytest.raises(StoreError, match="1 dispatched tasks have tags that schema s0001"):
+    with pytest.raises(StoreError, match="1 dispatched tasks have tags that schema s0002"):
         downgrade(database, FIRST, accept)
     assert database.schema_revision() == REVISION
 

@@ -3,10 +3,10 @@
 import sqlalchemy as sa
 from alembic import op
 
-from metasched.db.schema import REVISION, Int64
+from metasched.db.schema import Int64
 
 revision = "t0001"
-down_revision = REVISION  # of the present release
+down_revision = "s0005"  # the newest of the present release
 RENAMED = {"drain.entry": "drain.calendar_entry"}
 
 
