@@ -159,12 +159,15 @@ def test_what_a_backup_has_of_a_manager_is_followed_by_its_old_tags(
     site.restore(backup)
     site.start()
 
+    # its tag names a dispatch that the backup lacks: it is settled if the manager lists its end
+    forgets = boot in (slurm_with_records, slurm_with_slurmdbd)
+    held = ["later", "cancelled"] if forgets else ["cancelled"]
     jobs.until(
         fails="failed",
         blocks="completed",
         runs="running",
         starts="running",
-        later="held",
+        later="held" if forgets else "completed",
         cancelled="held",
     )
     assert jobs.row("fails")["exit_code"] == 3
@@ -175,9 +178,9 @@ def test_what_a_backup_has_of_a_manager_is_followed_by_its_old_tags(
         for finding in json.loads(site.run("doctor", "--json", code=1).stdout)
         if finding["check"] == "restored backup"
     ]
-    assert "2 tasks are held" in advice["text"]
+    assert f"{len(held)} task{'s are' if forgets else ' is'} held" in advice["text"]
     assert f"ms-{former}-JOB-*" in advice["mend"]
-    assert "restored from a backup" in site.run("explain", str(jobs.ids["later"])).stdout
+    assert "restored from a backup" in site.run("explain", str(jobs.ids["cancelled"])).stdout
 
     # no new job has the id of a job that the backup does not know: the mark beside it does
     assert jobs.submit("new", 1, 6) > unknown
@@ -185,7 +188,7 @@ def test_what_a_backup_has_of_a_manager_is_followed_by_its_old_tags(
     jobs.end("runs", "starts", "new")
     jobs.until(runs="failed", starts="failed", new="failed")
     assert [jobs.row(name)["exit_code"] for name in ("runs", "starts", "new")] == [4, 5, 6]
-    site.run("cancel", str(jobs.ids["later"]), str(jobs.ids["cancelled"]))
+    site.run("cancel", *(str(jobs.ids[name]) for name in held))
     assert Counter(jobs.ran.read_text().split()) == Counter(
         ["fails", "runs", "blocks", "starts", "later", "new"]
     )

@@ -84,7 +84,8 @@ def check_database(settings: Settings, before_start: bool = False) -> Iterator[F
         yield found("database-unsafe", "database", f"{text}: {weakness[0]}", weakness[1])
     yield from history
     if held:
-        text = f"{held} tasks are held, since they may have been dispatched after the backup"
+        tasks = "1 task is" if held == 1 else f"{held} tasks are"
+        text = f"{tasks} held; a dispatch after the backup is possible"
         tags = " or ".join(f"ms-{name}-JOB-*" for name in list(names)[:-1])
         fix = (
             f"look for {tags} in the records of the clusters; `metasched cancel` the tasks that "
