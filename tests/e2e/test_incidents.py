@@ -39,7 +39,6 @@ ELSEWHERE = {
         "e2e/test_slurm.py",
         '"scontrol", "update", "NodeName=a2", "State=RESUME"',
     ),
-    "scontrol release": ("e2e/test_lost_controller.py", '"scontrol", "release", native'),
     "scancel": ("e2e/test_lost_controller.py", '"scancel"'),
     "squeue": ("e2e/test_lost_controller.py", '"squeue"'),
     "qdel -f": ("real/test_gridengine.py", '"qdel", "-f"'),
