@@ -258,4 +258,6 @@ def _register_error_handlers(app: FastAPI) -> None:
     async def _validation_error(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         location = ".".join(str(step) for step in first["loc"] if step != "body")
+        if first["type"] == "string_unicode":
+            return error_response(422, HALF_A_CHARACTER)
         return error_response(422, f"{first['msg']}, {location or 'body'}; see /docs")
