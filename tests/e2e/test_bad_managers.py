@@ -80,7 +80,7 @@ REFUSALS = {
     "account": "Batch job submission failed: Invalid account or account/partition combination "
     "specified",
     "user": "Batch job submission failed: Access/permission denied",
-    "option": "unrecognized option --frobnicate",
+    "option": "Invalid --mem specification",
 }
 
 
@@ -130,9 +130,12 @@ def test_an_answer_to_a_submission_that_is_none_leaves_a_doubt_and_sends_nothing
 
 
 LATER = "Batch job submission failed: Requested partition configuration not available now"
+AWAY = "Batch job submission failed: Unable to contact slurm controller (connect failure)"
 
 
-@pytest.mark.parametrize("answer", [SAYS.format(LATER), ""], ids=["refused for now", "mute"])
+@pytest.mark.parametrize(
+    "answer", [SAYS.format(LATER), SAYS.format(AWAY)], ids=["refused for now", "no connection"]
+)
 def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_not_taken(
     site: Site, answer: str
 ) -> None:
@@ -150,7 +153,8 @@ def test_orders_on_their_way_to_a_worker_are_left_undone_if_one_before_them_is_n
     Client(site.folder / "ms.sock").submit(to_builtins(submission))
     for job in range(2, 6):
         until_in(site, "never submitted", story, job)
-    first = [line for line in calls.read_text().splitlines() if line.partition("/")[0][-2:] == "-1"]
+    tags = [line.partition("/")[0] for line in calls.read_text().splitlines()]
+    first = [tag for tag in tags if tag.split("-")[-2] == "1"]  # its dispatch, before the digest
     assert len(first) == 1
     assert site.stop() == 0
 

@@ -57,7 +57,7 @@ def test_a_broken_sqlite_database(site: Site) -> None:
     assert "cannot be read as a metasched database" in checked(site, 1)["database"]
     site.database.unlink()
     site.database.mkdir()
-    assert checked(site, 1)["database"].startswith(f"error no database {site.database}; ")
+    assert checked(site, 1)["database"].startswith(f"error no database {site.database}, though ")
 
 
 def test_a_folder_where_the_database_cannot_be_created(site: Site) -> None:
