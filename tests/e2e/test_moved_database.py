@@ -68,6 +68,7 @@ def test_jobs_run_on_under_their_ids_after_a_move_and_a_move_back(
     site.replayed()
 
 
+@pytest.mark.slow("moves a database to PostgreSQL, in parts, around three starts")
 def test_after_a_crash_the_same_move_goes_on_and_no_other(
     site: Site, postgresql_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_failure_leaves_the_old_database_as_it_was(
         moving.move(source, target)
 
 
+@pytest.mark.slow("six commands, and two starts of the daemon")
 def test_a_move_to_nowhere(site: Site) -> None:
     site.start()
     site.stop()

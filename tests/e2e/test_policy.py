@@ -33,6 +33,7 @@ def in_force(site: Site) -> tuple[int, float, float]:
     return shown["version"], values["age"], values["weights.user"]
 
 
+@pytest.mark.slow("some twenty commands, and two starts of the daemon")
 def test_an_activated_policy_stays_over_restarts_until_the_file_changes(tried: Site) -> None:
     assert in_force(tried) == (1, 100, 1)
     assert tried.run("policy", "diff", "live", "policy.toml").stdout == ""

@@ -32,6 +32,7 @@ def compared(site: Site, tasks: int) -> dict[str, int]:
     return result
 
 
+@pytest.mark.slow("some twenty commands, and two starts of the daemon")
 def test_a_candidate_is_compared_and_never_executed(running: Site) -> None:
     site = running
     assert "no candidate has run" in site.error("policy", "shadow", code=5)

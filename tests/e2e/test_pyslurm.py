@@ -88,6 +88,7 @@ def test_clusters_and_story_name_the_access_used(
     site.replayed()
 
 
+@pytest.mark.slow("a call that hangs is given up after its time")
 @pytest.mark.parametrize("way", ["crash", "hang"])
 def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
     site: Site, slurm_site: SlurmSite, tmp_path: Path, way: str
@@ -114,6 +115,7 @@ def test_a_pyslurm_that_fails_in_c_loses_and_repeats_nothing(
     assert site.stop() == 0
 
 
+@pytest.mark.slow("an import that hangs is given up after its time")
 @pytest.mark.parametrize("way", ["crash", "hang"])
 def test_a_pyslurm_that_cannot_be_imported_is_a_reason_and_the_daemon_goes_on(
     site: Site, slurm_site: SlurmSite, tmp_path: Path, way: str

@@ -7,6 +7,8 @@ from getpass import getuser
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metasched.core.events import Outcome
 from metasched.db import reservations
 from metasched.model.reservation import Reservation, ReservationState
@@ -51,6 +53,7 @@ def by_id(site: Site) -> dict[int, dict[str, Any]]:
     return {row["reservation"]: row for row in site.json("reservations")}
 
 
+@pytest.mark.slow("waits until a reservation would begin, 20 s later")
 def test_they_are_named_everywhere_and_broken_only_when_they_would_begin(site: Site) -> None:
     program = site.folder / "mail"
     program.write_text(f'#!/bin/sh\ncat >>"{site.folder}/letter"\n')

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.e2e.conftest import Site
 
 POLICY = "[self_optimising.base]\nhistory = 10\n"
@@ -16,6 +18,7 @@ def submit(site: Site, margin: int) -> int:
     return site.submit("--hold", "-t", str(limit), "--deadline", deadline, "--wrap", "true")
 
 
+@pytest.mark.slow("a dozen commands, and two starts of the daemon")
 def test_changes_are_explained_and_survive_a_kill(site: Site) -> None:
     (site.folder / "policy.toml").write_text(POLICY)
     site.configure(extra='[policy]\nfile = "policy.toml"\n')

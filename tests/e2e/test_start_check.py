@@ -46,6 +46,7 @@ def test_a_sqlite_database_before_and_after_the_first_start(site: Site) -> None:
     assert checked(site, 0)["database"].startswith(f"ok {site.folder}/state/new/ms.db, ")
 
 
+@pytest.mark.slow("a start of the daemon, then three checks of the installation")
 def test_a_broken_sqlite_database(site: Site) -> None:
     site.configure()
     site.start()
@@ -71,6 +72,7 @@ def test_a_folder_where_the_database_cannot_be_created(site: Site) -> None:
     )
 
 
+@pytest.mark.slow("a start of the daemon, then a check for each release")
 def test_a_database_of_another_release(site: Site) -> None:
     site.configure()
     site.start()
@@ -95,6 +97,7 @@ def test_a_dead_cluster_prevents_no_start(site: Site) -> None:
     assert checked(site, 0)["manager of dead"].startswith("error ")
 
 
+@pytest.mark.slow("the installation is checked four times, and a server is booted")
 def test_a_postgresql_database_before_and_after_the_first_start(site: Site, server: Server) -> None:
     site.url = server.create()
     name = site.url.partition("?")[0].rpartition("/")[2]

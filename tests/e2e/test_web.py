@@ -312,6 +312,7 @@ def watched(context: BrowserContext) -> tuple[Page, list[str]]:
     return page, complaints
 
 
+@pytest.mark.slow("each view is examined in 2 colours and 5 widths")
 def test_views_are_for_everybody(context: BrowserContext) -> None:
     """axe finds nothing, and nothing is wider than the window."""
     page, complaints = watched(context)

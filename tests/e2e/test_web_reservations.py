@@ -31,6 +31,7 @@ def reserving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReservableCl
         yield cluster
 
 
+@pytest.mark.slow("boots a Slurm cluster, and a browser that goes through the pages")
 def test_reservations_are_charted_and_cancelled(
     reserving: ReservableCluster, tmp_path: Path
 ) -> None:

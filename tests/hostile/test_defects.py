@@ -87,6 +87,7 @@ def completes(site: Site, cluster: str) -> None:
     assert (row["state"], row["cluster"]) == ("completed", cluster)
 
 
+@pytest.mark.slow("the service is rebuilt after each failure of the core")
 @pytest.mark.parametrize("plant", [ROW, CONSEQUENCE_OF_ROW], ids=["row", "consequence"])
 def test_a_row_on_which_the_core_fails_is_set_aside(
     planted: Callable[[str], Site], plant: str
@@ -127,6 +128,7 @@ def test_a_cluster_on_which_the_core_fails_is_down_alone(planted: Callable[[str]
     assert site.log.read_text().count("a defect of metasched with cluster right") <= 3
 
 
+@pytest.mark.slow("the service is rebuilt after each failure of the core")
 def test_a_request_on_which_the_core_fails_changes_nothing(
     planted: Callable[[str], Site],
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_starved_user_is_a_violation() -> None:
     assert "u3 has 30 starts" in line
 
 
+@pytest.mark.slow("simulates three minutes of the large site")
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_starts_are_equal_once_all_users_wait(seed: str) -> None:
     """Who submits first fills the empty queues; his lead is at most that filling, and stays so."""

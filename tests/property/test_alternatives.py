@@ -193,6 +193,7 @@ FULL_QUEUE = [
 ]
 
 
+@pytest.mark.slow("dozens of lives, each compared with a second core")
 @pytest.mark.parametrize(
     ("machine", "number"), [(AlternativesCompared, 50), (AlternativesRestored, 25)]
 )
@@ -222,5 +223,7 @@ def test_alternatives(machine: Any, number: int) -> None:
     follow()
 
 
-TestAlternativesCompared = AlternativesCompared.TestCase  # with the rules of all other tests, too
+TestAlternativesCompared = pytest.mark.slow("thirty lives, each in two cores")(
+    AlternativesCompared.TestCase
+)  # with the rules of all other tests, too
 TestAlternativesCompared.settings = examples(30, steps=40)

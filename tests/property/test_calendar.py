@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -229,5 +230,7 @@ class Calendars(KilledDaemon, RuleBasedStateMachine):
         return recurrence.count(first, last, 10_000)
 
 
-TestCalendars = Calendars.TestCase
+TestCalendars = pytest.mark.slow("sixty lives, whose runs are counted one by one")(
+    Calendars.TestCase
+)
 TestCalendars.settings = examples(60, steps=15)

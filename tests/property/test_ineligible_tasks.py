@@ -85,5 +85,5 @@ def share_turns(core: Core, plain: Core) -> None:
     vars(plain_turns).update(vars(copied))
 
 
-TestCompared = Compared.TestCase
+TestCompared = pytest.mark.slow("a hundred lives, each in two cores")(Compared.TestCase)
 TestCompared.settings = examples(100, steps=40)

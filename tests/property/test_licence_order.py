@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import event as note
 from hypothesis import strategies as st
@@ -581,9 +582,9 @@ class Licensed(Deeds):
 
 TestHeap = Heap.TestCase
 TestHeap.settings = examples(200, steps=50)
-TestLicensed = Licensed.TestCase
+TestLicensed = pytest.mark.slow("sixty lives of forty steps")(Licensed.TestCase)
 TestLicensed.settings = examples(60, steps=40)
-TestLines = Lines.TestCase
+TestLines = pytest.mark.slow("150 lives of fifty steps")(Lines.TestCase)
 # A failure is shown as it was drawn: to make it smaller takes Hypothesis over five minutes
 TestLines.settings = settings(examples(150, steps=50), phases=(Phase.explicit, Phase.generate))
 TestFewTurns = FewTurns.TestCase

@@ -106,6 +106,7 @@ KEYS = [
 ]
 
 
+@pytest.mark.slow("each example has a database of its own, on disk")
 @given(
     first=st.lists(
         st.tuples(

@@ -70,6 +70,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow("each example is a run of the daemon's core, simulated again")
 @examples(20)
 @given(policy=policies, drawn_shapes=shapes, drawn=requests(), tokens=st.integers(1, 4))
 def test_a_simulation_places_tasks_as_the_daemon_did(

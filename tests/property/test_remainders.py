@@ -312,5 +312,5 @@ def test_tasks_of_many_short_runs_become_single() -> None:
     )
 
 
-TestCompared = Compared.TestCase
+TestCompared = pytest.mark.slow("a hundred lives, each in two cores")(Compared.TestCase)
 TestCompared.settings = examples(100, steps=40)

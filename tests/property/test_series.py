@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -205,5 +206,5 @@ class Series(KilledDaemon, RuleBasedStateMachine):
         return number
 
 
-TestSeries = Series.TestCase
+TestSeries = pytest.mark.slow("forty lives of series over days")(Series.TestCase)
 TestSeries.settings = examples(40, steps=12)

@@ -76,6 +76,7 @@ def run(hash_seed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow("each replays 205 lives in a process")
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_core_decides_as_stored(hash_seed: str) -> None:
     completed = run(hash_seed, "-m", "tests.harness.golden_decisions")

@@ -178,6 +178,7 @@ def test_metadata(wheel: Path) -> None:
     assert f"metasched = {PROJECT['scripts']['metasched']}" in entries
 
 
+@pytest.mark.slow("imports each module, in an environment of its own")
 def test_every_module_imports_from_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
