@@ -63,7 +63,8 @@ class MarkFile:
     def write(self, mark: Mark) -> None:
         """Replace the mark. OSError."""
         new = self.path.with_name(self.path.name + ".new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(new, flags, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(mark))
         new.replace(self.path)

@@ -170,6 +170,10 @@ def _read_query(
         caller.require_visible([owner])
     elif not caller.sees_all:
         owner = caller.user
+    if query.reason and not caller.operator and public_reason(query.reason) != query.reason:
+        # a match would confirm what a manager said of a job, which is for its owner
+        caller.require_owner([] if owner is None else [owner])
+        owner = caller.user
     # the same for all pages: a job that ends between two pages is not lost
     since = time.time() - RECENTLY_ENDED if query.ended_since is None else query.ended_since
     if not 0 <= since < MAX_EPOCH:

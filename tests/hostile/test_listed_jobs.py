@@ -30,6 +30,13 @@ ended, _ = connection.request("GET", "/jobs/wait", {"job": [str(rows[0]["job"])]
 details = list(listed_tasks(connection, {"all": "true"}))
 print(json.dumps({"rows": rows, "pages": first + ended, "details": details}))
 """
+# the jobs with a reason, which a stranger may have guessed
+READ_REASON = """
+import json, sys
+from metasched.drop_in.command import connect
+rows, _ = connect().request("GET", "/jobs", {"all": "true", "reason": sys.argv[1]})
+print(json.dumps([row["job"] for row in rows]))
+"""
 
 
 @pytest.fixture
@@ -84,6 +91,9 @@ def test_others_see_no_secret_of_a_job(site: MultiUserSite, slurm_site: SlurmSit
         for account in (A, B, OPERATOR)
     }
     assert secrets(answers[B]) == []
+    asked = (sys.executable, "-c", READ_REASON, a.row(rejected)["reason"])
+    found = [json.loads(call(account, *asked)) for account in (A, B, OPERATOR)]
+    assert found == [[rejected], [], [rejected]]
     for account in (A, OPERATOR):  # the listings have something to hide
         assert {"status", "api"} <= {*secrets(answers[account])}, answers[account]
     assert answers[B]["scontrol"] == answers[A]["scontrol"]
